@@ -1,0 +1,47 @@
+# A newcomer needs two commands: `make demo` and `make test`. Everything else is for those who change the code.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: help venv demo test test-slow lint format bench clean
+
+help:
+	@echo "make demo       train a small network twice, with weight decay and with PathProx, and show the difference"
+	@echo "make test       run all tests (a few minutes)"
+	@echo "make test-slow  run the tests that take longer"
+	@echo "make lint       ruff and mypy"
+	@echo "make bench      what a step costs"
+
+# torch first and alone: with the version pinned here, nothing later can pull in another build of it.
+$(VENV)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) torch
+	$(PIP) --editable '.[experiments,dev]'
+	@touch $@
+
+venv: $(VENV)/ready
+
+demo: venv
+	$(BIN)/pathprox demo --out demo
+
+test: venv
+	$(BIN)/python -m pytest -q -n 2 -m "not slow"
+
+test-slow: venv
+	$(BIN)/python -m pytest -q -m slow --timeout 3000
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: venv
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: venv
+	$(BIN)/python benchmarks/step.py
+
+clean:
+	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

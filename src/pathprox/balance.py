@@ -1,0 +1,115 @@
+"""Rescalings that leave the network's function as it is.
+
+Three levels. *Units*: |w| = |v| for every unit of the couplings, where the weight-decay objective meets the path-norm
+objective. *Layers*: all couplings of a chain have the same total path norm (the paper's layer-wise balance).
+*Network*: the smallest sum of squared weights over all rescalings of all groups, that is, the representation that
+weight decay would choose for this function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from pathprox.slices import Slice
+from pathprox.smallest import smallest_squares
+from pathprox.stepsize import carry_state_
+from pathprox.units import UnitGroup, Units
+
+Level = Literal["units", "layers", "network"]
+
+
+@torch.no_grad()
+def balance_(units: Units, level: Level = "network", optimizer: Optimizer | None = None) -> None:
+    """Rescale the model's weights in place; its function stays the same.
+
+    A dead unit (v = 0) weighs nothing in any representation, so "units" and "network" set its w and bias to zero as
+    well. Give the optimizer if training goes on, so that its momentum follows the weights.
+    """
+    if level == "layers":
+        for chain in find_links(units):
+            _balance_chain_(units, chain, optimizer)
+    elif level in ("units", "network"):
+        solution = smallest_squares(units, units.couplings if level == "units" else units.groups)
+        for group, into, out in zip(solution.groups, solution.into, solution.out, strict=True):
+            for s in group.into + group.bias:
+                scale_(units, s, into, optimizer)
+            for s in group.out:
+                scale_(units, s, out, optimizer)
+    else:
+        raise ValueError(f"level must be 'units', 'layers' or 'network', not {level!r}")
+
+
+def scale_(units: Units, s: Slice, factor: Tensor, optimizer: Optimizer | None = None) -> None:
+    """Multiply a slice by one factor a unit, and let the optimizer's state follow where the factor is not zero."""
+    parameter = units.tensor(s.name)
+    s.scale_(parameter.detach(), factor)
+    if optimizer is not None:
+        safe = torch.where(factor == 0, 1, factor)
+        carry_state_(optimizer, parameter, lambda tensor, power: s.scale_(tensor, safe**power))
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Couplings that can be balanced against each other."""
+
+    couplings: tuple[UnitGroup, ...]
+    between: tuple[tuple[Slice, ...], ...]
+    """For each coupling but the last, the biases between its ``out`` and the next coupling's ``out``."""
+
+
+def find_links(
+    units: Units,
+    coupled: Callable[[UnitGroup], bool] = lambda group: True,
+    free: Callable[[Slice], bool] = lambda s: True,
+) -> list[Chain]:
+    """The chains over those couplings that are ``coupled``, cut wherever a bias between them is not ``free`` to be
+    rescaled.
+    """
+    penalised = {id(g) for g in units.couplings if coupled(g)}
+    found = []
+    for run in units.chains:
+        couplings: list[UnitGroup] = []
+        between: list[tuple[Slice, ...]] = []
+        passed: tuple[Slice, ...] = ()
+        for group in run:
+            passed += group.bias
+            if id(group) not in penalised:
+                continue
+            if couplings and not all(map(free, passed)):
+                found.append(Chain(tuple(couplings), tuple(between)))
+                couplings, between = [], []
+            if couplings:
+                between.append(passed)
+            couplings.append(group)
+            passed = ()
+        found.append(Chain(tuple(couplings), tuple(between)))
+    return [chain for chain in found if len(chain.couplings) > 1]
+
+
+def layer_factors(totals: Tensor) -> tuple[Tensor, Tensor]:
+    """For the total path norms of a chain's couplings: what each ``out`` is multiplied by, and the product up to each.
+
+    The product is what the activations behind that coupling have become larger by; it ends at 1, so the function is
+    unchanged. A chain with a dead coupling has no balance: nothing is changed.
+    """
+    log = totals.log()
+    log = torch.where((totals > 0).all() & log.isfinite().all(), log, 0)
+    step = log.mean() - log
+    return step.exp(), step.cumsum(0).exp()
+
+
+def _balance_chain_(units: Units, chain: Chain, optimizer: Optimizer | None) -> None:
+    totals = torch.stack([(units.norm(g.into) * units.norm(g.out)).sum() for g in chain.couplings])
+    factors, behind = layer_factors(totals)
+    for k, group in enumerate(chain.couplings):
+        for s in group.out:
+            scale_(units, s, factors[k].expand(s.units), optimizer)
+    for k, biases in enumerate(chain.between):
+        for s in biases:
+            scale_(units, s, behind[k].expand(s.units), optimizer)

@@ -1,0 +1,148 @@
+"""Finding the homogeneous units of a model: trace, send labels through the graph, prove what comes out.
+
+>>> import torch
+>>> from pathprox import find_units
+>>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+>>> units = find_units(model, torch.randn(1, 4))
+>>> [(group.name, len(group)) for group in units]
+[('0 -> 2', 8)]
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from pathprox.discover.graph import Inputs, follow, trace
+from pathprox.discover.groups import choose_couplings, collect, find_chains, layer_rows
+from pathprox.discover.proof import Proof
+from pathprox.units import LeftOut, UnitGroup, Units
+
+__all__ = ["find_units"]
+
+
+def find_units(model: nn.Module, example_inputs: Any, exclude: Iterable[str] = ()) -> Units:
+    """Every group of homogeneous units of ``model``, proved numerically, and for every other layer the reason.
+
+    Args:
+        model: any module that `torch.export` can trace. It is not changed. Call this before wrapping it in DDP or
+        compiling it. example_inputs: what the model is called with: a tensor, a tuple of arguments or a dict of
+        keyword arguments. exclude: names of layers (or of modules that hold them; ``*`` matches) whose weights must
+        not belong to any unit.
+
+    The proof runs on a float64 copy at random weights: memory for three copies of the model in float64, and about
+    twenty forward passes.
+    """
+    _refuse_wrapped(model)
+    patterns = _patterns(model, exclude)
+    copied, inputs = _double(model, _inputs(example_inputs))
+    program = trace(copied, inputs)
+    book = follow(program, copied)
+    groups, left_out = collect(book)
+    groups, excluded = _split(groups, lambda g: _excluded(g, patterns))
+    proof = Proof(copied, inputs, _lowest_precision(program))
+    failed = proof.run(groups)
+    refused = [LeftOut(layer, reason) for i, reason in failed.items() for layer in groups[i].layers_in]
+    groups = [g for i, g in enumerate(groups) if i not in failed]
+    couplings = choose_couplings(groups)
+    return Units(
+        model,
+        groups,
+        couplings,
+        find_chains(groups, couplings),
+        [*left_out, *excluded, *refused],
+        proof.notes,
+        layer_rows(book),
+    )
+
+
+def _refuse_wrapped(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"find_units takes a torch.nn.Module, not {type(model).__name__}")
+    inside = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}
+    inner = inside.get(type(model).__name__)
+    if inner is not None:
+        raise ValueError(
+            f"the model is already wrapped in {type(model).__name__}. Call find_units on the model inside "
+            f"(model.{inner}): the parameters are the same, so PathProx fits the wrapped model's optimizer."
+        )
+
+
+def _inputs(example_inputs: Any) -> Inputs:
+    if isinstance(example_inputs, Mapping):
+        return (), dict(example_inputs)
+    return (tuple(example_inputs) if isinstance(example_inputs, tuple | list) else (example_inputs,)), {}
+
+
+def _double(model: nn.Module, inputs: Inputs) -> tuple[nn.Module, Inputs]:
+    """A private copy in float64 and evaluation mode, and inputs for it; in float32 where the model insists on it."""
+    if any(isinstance(p, nn.parameter.UninitializedParameter) for p in model.parameters()):
+        raise ValueError(
+            "the model has lazy layers that have no weights yet. Call it once on an example, then find_units."
+        )
+
+    def cast(dtype: torch.dtype) -> tuple[nn.Module, Inputs]:
+        copied = copy.deepcopy(model).to(dtype).eval()
+        device = next((p.device for p in copied.parameters()), torch.device("cpu"))
+
+        def move(x: Any) -> Any:
+            if not isinstance(x, Tensor):
+                return x
+            return x.detach().to(device, dtype if x.is_floating_point() else x.dtype)
+
+        return copied, tree_map(move, inputs)
+
+    copied, given = cast(torch.float64)
+    try:
+        with torch.no_grad():
+            copied(*given[0], **given[1])
+        return copied, given
+    except Exception:
+        copied, given = cast(torch.float32)
+    try:
+        with torch.no_grad():
+            copied(*given[0], **given[1])
+    except Exception as error:
+        raise ValueError(
+            f"{type(model).__name__} does not run on these example inputs: {error}\n"
+            "Give find_units what the model is called with: a tensor, a tuple of arguments or a dict of keywords."
+        ) from error
+    return copied, given
+
+
+def _lowest_precision(program: torch.export.ExportedProgram) -> torch.dtype:
+    values = (node.meta.get("val") for node in program.graph.nodes)
+    floats = {v.dtype for v in values if isinstance(v, Tensor) and v.is_floating_point()}
+    return torch.float64 if floats <= {torch.float64} else torch.float32
+
+
+def _patterns(model: nn.Module, exclude: Iterable[str]) -> list[str]:
+    patterns = [exclude] if isinstance(exclude, str) else list(exclude)
+    names = [name for name, _ in model.named_modules() if name] + [name for name, _ in model.named_parameters()]
+    for pattern in patterns:
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
+            close = difflib.get_close_matches(pattern, names, n=3)
+            hint = f" Did you mean {', '.join(close)}?" if close else ""
+            raise ValueError(f"exclude={pattern!r} names no module or parameter of the model.{hint}")
+    return patterns
+
+
+def _excluded(group: UnitGroup, patterns: Sequence[str]) -> LeftOut | None:
+    for pattern in patterns:
+        for s in group.into + group.bias + group.out:
+            parts = s.name.split(".")
+            if any(fnmatch.fnmatchcase(".".join(parts[:n]), pattern) for n in range(1, len(parts) + 1)):
+                return LeftOut(", ".join(group.layers_in), f"excluded by exclude={pattern!r}")
+    return None
+
+
+def _split(groups: Sequence[UnitGroup], test: Any) -> tuple[list[UnitGroup], list[LeftOut]]:
+    verdicts = [(g, test(g)) for g in groups]
+    return [g for g, out in verdicts if out is None], [out for _, out in verdicts if out is not None]

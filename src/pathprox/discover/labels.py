@@ -1,0 +1,160 @@
+"""The book kept while labels travel through the graph: which labels are one unit, which parameters they own, where
+they end.
+
+A label is the number of one output channel of one layer. An activation carries a *label tensor* of its own shape:
+each entry names the label it scales with. Two labels stand for no unit: NONE, for entries that scale with nothing
+(the model's input, whatever comes after the end of a unit), and ZERO, for entries that are exactly zero (padding) and
+so agree with every label.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+NONE = 0
+ZERO = -1
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter or buffer of the model, met as a value in the graph."""
+
+    name: str
+    shape: tuple[int, ...]
+    trained: bool
+    """False for a buffer or constant."""
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    def covers(self, shape: tuple[int, ...]) -> bool:
+        """Whether it has more than one entry and broadcasts against ``shape`` without making it larger."""
+        aligned = zip(reversed(self.shape), reversed(shape), strict=False)
+        return self.numel > 1 and len(self.shape) <= len(shape) and all(a in (1, b) for a, b in aligned)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """At one operator, the positions of a parameter along ``dims`` belong to ``labels``, as one of the four kinds of
+    slices.
+    """
+
+    kind: str
+    parameter: Parameter
+    shape: tuple[int, ...]
+    dims: tuple[int, ...]
+    labels: Tensor
+    operator: str
+
+
+@dataclass(frozen=True)
+class End:
+    """Why a label is not a unit."""
+
+    reason: str
+    where: str
+    heir: int | None = None
+    """The label that a batch norm starts in its place, one for one."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer that starts labels, for the table."""
+
+    name: str
+    labels: Tensor
+
+
+class Book:
+    def __init__(self) -> None:
+        self._parent = [NONE]
+        self.claims: list[Claim] = []
+        self.layers: list[Layer] = []
+        self._ends: dict[int, list[End]] = {}
+        self._roots: Tensor | None = None
+
+    def start(self, layer: str, count: int) -> Tensor:
+        """New labels for the outputs of a layer."""
+        first = len(self._parent)
+        self._parent.extend(range(first, first + count))
+        labels = torch.arange(first, first + count)
+        self.layers.append(Layer(layer, labels))
+        return labels
+
+    def claim(self, claim: Claim) -> None:
+        self.claims.append(claim)
+
+    def find(self, label: int) -> int:
+        while self._parent[label] != label:
+            self._parent[label] = self._parent[self._parent[label]]
+            label = self._parent[label]
+        return label
+
+    def roots(self, labels: Tensor) -> Tensor:
+        """Each label's representative; ZERO stays."""
+        if self._roots is None or len(self._roots) != len(self._parent):
+            self._roots = torch.tensor([self.find(i) for i in range(len(self._parent))])
+        return torch.where(labels == ZERO, ZERO, self._roots[labels.clamp_min(0)])
+
+    def end(self, labels: Tensor | Iterable[int], reason: str, where: str, heirs: Tensor | None = None) -> None:
+        """These labels are no units, or not beyond this point."""
+        labels = torch.as_tensor(labels)
+        if heirs is not None:
+            pairs = torch.stack([labels.flatten(), heirs.flatten()]).unique(dim=1).T.tolist()
+        else:
+            pairs = [[label, None] for label in labels.unique().tolist()]
+        for label, heir in pairs:
+            if label > NONE:
+                self._ends.setdefault(label, []).append(End(reason, where, heir))
+
+    def ends(self) -> dict[int, list[End]]:
+        """The ends of each representative."""
+        gathered: dict[int, list[End]] = {}
+        for label, ends in self._ends.items():
+            gathered.setdefault(self.find(label), []).extend(ends)
+        return gathered
+
+    def unify(self, a: Tensor, b: Tensor, reason: str, where: str) -> Tensor:
+        """Entry by entry, ``a`` and ``b`` become one unit; where one of them is NONE the other ends. Returns the
+        common labels.
+        """
+        a, b = torch.broadcast_tensors(a, b)
+        shape = a.shape
+        a, b = _compact(a, b)
+        differ = (a != b) & (a != ZERO) & (b != ZERO)
+        if differ.any():
+            count = len(self._parent)
+            for pair in (a[differ] * count + b[differ]).unique().tolist():
+                x, y = divmod(pair, count)
+                if x == NONE or y == NONE:
+                    self.end([x, y], reason, where)
+                else:
+                    self._parent[self.find(x)] = self.find(y)
+                    self._roots = None
+        common = torch.where(a == ZERO, b, a)
+        return torch.where((a == NONE) | (b == NONE), NONE, common).expand(shape)
+
+    def reduce(self, labels: Tensor, dims: Iterable[int], reason: str, where: str) -> Tensor:
+        """Everything along ``dims`` becomes one unit; those dimensions are kept with size 1."""
+        for d in sorted({d % labels.dim() for d in dims}):
+            if labels.stride(d) == 0 or labels.shape[d] == 1:
+                labels = labels.narrow(d, 0, 1)
+                continue
+            top = labels.amax(d, keepdim=True)  # ZERO only if all are ZERO, NONE only if there is no label
+            self.unify(labels, top, reason, where)
+            labels = torch.where((labels == NONE).any(d, keepdim=True), NONE, top)
+        return labels
+
+
+def _compact(*tensors: Tensor) -> list[Tensor]:
+    """The same tensors without the repetitions that broadcasting made in all of them."""
+    index = tuple(
+        slice(0, 1) if all(t.stride(d) == 0 for t in tensors) else slice(None) for d in range(tensors[0].dim())
+    )
+    return [t[index] for t in tensors]

@@ -1,0 +1,98 @@
+"""One call in the graph, as the rules in `operators` see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from pathprox.discover.labels import NONE, Book, Claim, Parameter
+
+Value = Any
+"""A label tensor, a tuple of them, a `Parameter`, or a plain argument (number, list, None)."""
+
+
+@dataclass
+class Op:
+    """One call in the graph, as its rule sees it."""
+
+    node: fx.Node
+    book: Book
+    name: str
+    where: str
+    """file.py:line in the model's own source."""
+    module: str
+    """The module whose forward makes the call."""
+    understood: set[str] = field(default_factory=set)
+    """Parameters whose use here is accounted for. Any other use of a parameter makes it unfit for units."""
+
+    @property
+    def floating(self) -> bool:
+        """Whether the output is a tensor of floating-point numbers."""
+        value = self.node.meta.get("val")
+        return isinstance(value, Tensor) and value.is_floating_point()
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of the (first) output."""
+        value = self.node.meta["val"]
+        first = value[0] if isinstance(value, tuple | list) else value
+        return torch.Size(first.shape)
+
+    def claim(
+        self, kind: str, parameter: Parameter, labels: Tensor, shape: tuple[int, ...], dims: tuple[int, ...]
+    ) -> None:
+        self.understood.add(parameter.name)
+        self.book.claim(Claim(kind, parameter, shape, dims, labels.flatten(), f"{self.name} ({self.where})"))
+
+    def reduce(self, labels: Tensor, dims: list[int], how: str) -> Tensor:
+        return self.book.reduce(labels, dims, f"{self.name} {how}", self.where)
+
+    def channels(self, labels: Tensor, channel: int) -> Tensor:
+        """One label for each channel; what shares a channel becomes one unit."""
+        others = [d for d in range(labels.dim()) if d != channel % labels.dim()]
+        return self.reduce(labels, others, "mixes the unit with something that is not one").flatten()
+
+    def spread(self, labels: Tensor, channel: int) -> Tensor:
+        """One label a channel, over the whole output."""
+        shape = [1] * len(self.shape)
+        shape[channel] = -1
+        return labels.view(shape).expand(self.shape)
+
+    def stop(self, values: Value, reason: str | None = None) -> None:
+        """The units in these values end here."""
+        reason = reason or f"{self.name} is not known to keep a unit's scale"
+        for value in values if isinstance(values, tuple | list) else [values]:
+            if isinstance(value, Tensor):
+                self.book.end(value, reason, self.where)
+            elif isinstance(value, tuple | list):
+                self.stop(value, reason)
+
+    def nothing(self) -> Value:
+        """Outputs that scale with no unit."""
+        return none_like(self.node.meta.get("val"))
+
+    def first(self, labels: Tensor) -> Value:
+        """The labels of the first output; further ones (indices, statistics) scale with no unit."""
+        rest = self.nothing()
+        return (labels, *rest[1:]) if isinstance(rest, tuple) else labels
+
+    def beside(self, kind: str, x: Tensor, parameter: Parameter) -> None:
+        """The parameter lies along the activation: each of its entries belongs to the unit it meets."""
+        aligned = (1,) * (x.dim() - len(parameter.shape)) + parameter.shape
+        over = [d for d, size in enumerate(aligned) if size == 1]
+        labels = self.reduce(x, over, f"with {parameter.name} spans several units")
+        dims = tuple(d for d, size in enumerate(aligned) if size > 1)
+        self.claim(kind, parameter, labels, aligned, dims)
+
+    def owner(self, weight: Value) -> str:
+        """The module that holds a weight."""
+        return weight.name.rpartition(".")[0] or weight.name if isinstance(weight, Parameter) else self.module
+
+
+def none_like(value: Any) -> Value:
+    if isinstance(value, tuple | list):
+        return tuple(none_like(v) for v in value)
+    return torch.tensor(NONE).expand(value.shape) if isinstance(value, torch.Tensor) else value

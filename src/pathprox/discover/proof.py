@@ -1,0 +1,247 @@
+"""The proof: what discovery claims is tried on a float64 copy of the model before anyone relies on it.
+
+Being a unit is a statement about *all* weights, so it is tried at random ones (a trained model may hold dead units
+that would hide a mistake) and on inputs with noise added (an example of zeros would hide one too). Three things must
+hold, in evaluation and in training mode:
+
+- rescale: units scaled by random factors leave every output as it was;
+- deaf: with a unit's ``out`` at zero, nothing about its ``into``, ``bias`` and ``carried`` reaches an output;
+- mute: with its ``into`` and ``bias`` at zero, nothing about its ``out`` does.
+
+And they must be able to fail: a group that no gradient reaches is refused, not believed. All groups are tried at
+once; only when that fails are they tried apart, to find those that are wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from pathprox.discover.graph import Inputs
+from pathprox.slices import Slice
+from pathprox.units import UnitGroup
+
+TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
+"""Largest difference relative to the largest output, by the lowest precision inside the model. A wrong group is off
+by about 1.
+"""
+
+Test = Callable[[Sequence[UnitGroup]], float]
+
+
+class Proof:
+    """Tries groups on a private copy of the model, which it spoils."""
+
+    def __init__(self, model: nn.Module, inputs: Inputs, precision: torch.dtype, seed: int = 0) -> None:
+        self.model = model.requires_grad_(True)
+        self.tolerance = TOLERANCE[precision]
+        self.inputs = inputs
+        self.given = inputs
+        self.random = torch.Generator().manual_seed(seed)
+        self.notes: list[str] = []
+        self._tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+        self._own = {name: t.detach().clone() for name, t in self._tensors.items()}
+        self._point = self._own
+
+    def run(self, groups: Sequence[UnitGroup]) -> dict[int, str]:
+        """What was seen of each group that does not hold, by its place in ``groups``."""
+        failed: dict[int, str] = {}
+        if not groups:
+            return failed
+        reached: set[int] = set()
+        points = 0
+        for fresh in (True, False):
+            self._draw(fresh)
+            if not self._settled():
+                continue
+            points += 1
+            reached |= self._reached(groups)
+            self._try(groups, failed)
+            if points == 1:
+                self._try_in_training(groups, failed)
+        if not points:
+            return dict.fromkeys(range(len(groups)), "could not be tried: the outputs are random or not finite")
+        for i in range(len(groups)):
+            if i not in reached:
+                failed.setdefault(
+                    i, "could not be tried: no gradient of the outputs reaches its weights on these inputs"
+                )
+        return failed
+
+    def _try(self, groups: Sequence[UnitGroup], failed: dict[int, str], mode: str = "") -> None:
+        for test, words in (
+            (self._rescale, "rescaling its units"),
+            (self._deaf, "silencing them"),
+            (self._mute, "zeroing them"),
+        ):
+            left = [i for i in range(len(groups)) if i not in failed]
+            for i, seen in self._search(groups, left, test).items():
+                failed[i] = f"failed the proof: {words} changed the outputs by {seen:.1e}{mode}"
+
+    def _try_in_training(self, groups: Sequence[UnitGroup], failed: dict[int, str]) -> None:
+        self.model.train()
+        try:
+            if self._settled():
+                self._try(groups, failed, " in training mode")
+            else:
+                self.notes.append("not tried in training mode, where outputs are random even with one seed")
+        except Exception as error:
+            self.notes.append(f"not tried in training mode, where the model fails on these inputs: {error}")
+        finally:
+            self.model.eval()
+
+    def _search(self, groups: Sequence[UnitGroup], which: list[int], test: Test) -> dict[int, float]:
+        """Which of these groups fail the test, and by how much."""
+        if not which:
+            return {}
+        seen = test([groups[i] for i in which])
+        if seen <= self.tolerance:
+            return {}
+        if len(which) == 1:
+            return {which[0]: seen}
+        middle = len(which) // 2
+        parts = self._search(groups, which[:middle], test) | self._search(groups, which[middle:], test)
+        return parts or dict.fromkeys(which, seen)
+
+    def _rescale(self, groups: Sequence[UnitGroup]) -> float:
+        with self._changed():
+            before = self._outputs()
+            for group in groups:
+                factor = torch.exp(self._uniform(len(group)) * 2 - 1)
+                self._scale(group.into + group.bias, factor)
+                self._scale(group.out, 1 / factor)
+            return _difference(before, self._outputs())
+
+    def _deaf(self, groups: Sequence[UnitGroup]) -> float:
+        dead = [self._uniform(len(g)) < 0.5 for g in groups]
+        return self._compare_dead(groups, dead, zero=("out",), shake=("into", "bias", "carried"))
+
+    def _mute(self, groups: Sequence[UnitGroup]) -> float:
+        dead = [self._uniform(len(g)) < 0.5 for g in groups]
+        return self._compare_dead(groups, dead, zero=("into", "bias"), shake=("out",))
+
+    def _compare_dead(
+        self, groups: Sequence[UnitGroup], dead: list[Tensor], zero: tuple[str, ...], shake: tuple[str, ...]
+    ) -> float:
+        def zeroed() -> list[Tensor]:
+            for group, off in zip(groups, dead, strict=True):
+                for kind in zero:
+                    self._scale(getattr(group, kind), torch.where(off, 0.0, 1.0))
+            return self._outputs()
+
+        with self._changed():
+            before = zeroed()
+        with self._changed():
+            for group, off in zip(groups, dead, strict=True):
+                for s in (s for kind in shake for s in getattr(group, kind)):
+                    factor = torch.exp(self._uniform(len(off)) * 2 - 1)
+                    if isinstance(
+                        self._tensors[s.name], nn.Parameter
+                    ):  # a buffer may hold a variance: it keeps its sign
+                        factor = torch.where(self._uniform(len(off)) < 0.5, -factor, factor)
+                    self._scale([s], torch.where(off, factor, 1.0))
+            return _difference(before, zeroed())
+
+    def _scale(self, slices: Iterable[Slice], factor: Tensor) -> None:
+        for s in slices:
+            tensor = self._tensors[s.name].detach()
+            s.scale_(tensor, factor.to(tensor.device))
+
+    def _reached(self, groups: Sequence[UnitGroup]) -> set[int]:
+        """Groups of which some unit's out-going weights move the outputs."""
+        try:
+            gradients = self._gradients({s.name for g in groups for s in g.out})
+        except RuntimeError:  # a model that runs but cannot be trained: ask each group by itself
+            return {i for i, g in enumerate(groups) if self._heard(g)}
+        return {i for i, g in enumerate(groups) if any(_any(s, gradients[s.name]) for s in g.out)}
+
+    def _gradients(self, names: set[str]) -> dict[str, Tensor | None]:
+        """Of a random combination of the outputs."""
+        outputs = [o for o in self._outputs(grad=True) if o.requires_grad]
+        if not outputs:
+            return dict.fromkeys(names)
+        total = torch.stack([(o * self._normal(o)).sum() for o in outputs]).sum()
+        found = torch.autograd.grad(total, [self._tensors[n] for n in names], allow_unused=True)
+        return dict(zip(names, found, strict=True))
+
+    def _heard(self, group: UnitGroup) -> bool:
+        with self._changed():
+            before = self._outputs()
+            self._scale(group.out, torch.exp(self._uniform(len(group))))
+            return _difference(before, self._outputs()) > 100 * self.tolerance
+
+    def _outputs(self, grad: bool = False) -> list[Tensor]:
+        devices = sorted({t.device.index for t in self._tensors.values() if t.device.type == "cuda"})
+        with torch.random.fork_rng(devices=devices), torch.set_grad_enabled(grad):
+            torch.manual_seed(0)
+            args, kwargs = self.inputs
+            leaves = tree_leaves(self.model(*args, **kwargs))
+        return [leaf if grad else leaf.detach().clone() for leaf in leaves if isinstance(leaf, Tensor)]
+
+    def _settled(self) -> bool:
+        """Whether the outputs are finite, and the same when asked twice."""
+        with self._changed():
+            first, second = self._outputs(), self._outputs()
+        finite = all(bool(t.isfinite().all()) for t in first)
+        return bool(first) and finite and _difference(first, second) <= self.tolerance
+
+    def _draw(self, fresh: bool) -> None:
+        """A point to try the statement at: fresh random weights and noisy inputs, or the given ones, the weights with
+        noise.
+        """
+        self._point = {name: t.clone() for name, t in self._own.items()}
+        for name, parameter in self._tensors.items():
+            if isinstance(parameter, nn.Parameter) and parameter.is_floating_point():
+                own = self._own[name]
+                size = own.square().mean().sqrt()
+                if size == 0:
+                    size = 1 / torch.tensor(math.sqrt(max(1, own[0].numel()) if own.dim() > 1 else 4.0))
+                noise = self._normal(own) * size
+                self._point[name] = noise if fresh else own + noise / 2
+        self.inputs = tree_map(self._noisy, self.given) if fresh else self.given
+        self._restore()
+        self.model.eval()
+
+    def _noisy(self, x: object) -> object:
+        return x + self._normal(x) if isinstance(x, Tensor) and x.is_floating_point() else x
+
+    @contextmanager
+    def _changed(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._restore()
+
+    @torch.no_grad()
+    def _restore(self) -> None:
+        for name, tensor in self._tensors.items():
+            tensor.copy_(self._point[name])
+
+    def _uniform(self, count: int) -> Tensor:
+        return torch.rand(count, generator=self.random, dtype=torch.float64)
+
+    def _normal(self, like: Tensor) -> Tensor:
+        return torch.randn(like.shape, generator=self.random, dtype=torch.float64).to(like)
+
+
+def _any(s: Slice, gradient: Tensor | None) -> bool:
+    return gradient is not None and bool(s.square_sum(gradient).max() > 0)
+
+
+def _difference(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
+    worst = 0.0
+    for a, b in zip(before, after, strict=True):
+        if a.numel() and not torch.equal(a, b):
+            a, b = (
+                a.to(torch.complex128 if a.is_complex() else torch.float64),
+                b.to(torch.complex128 if b.is_complex() else torch.float64),
+            )
+            size = max(float(a.abs().max()), 1e-30)
+            off = float((a - b).abs().max()) / size
+            worst = max(worst, math.inf if math.isnan(off) else off)
+    return worst

@@ -1,0 +1,1 @@
+"""The paper's experiments. They use pathprox; nothing in pathprox uses them."""

@@ -1,0 +1,107 @@
+"""Keeping numbers that are not finite out of the weights.
+
+On the CPU a gradient that is not finite is an error, raised before the optimizer moves anything. On a GPU that would
+cost a host synchronisation in every step, so there the step is undone on the device and counted, and `Guard.check`
+raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
+from torch.optim import Optimizer
+
+
+class Guard:
+    def __init__(self) -> None:
+        self._skipped: Tensor | None = None
+        self._mine: Tensor | None = None
+        self._backup: list[tuple[Tensor, Tensor]] = []
+
+    def before(self, optimizer: Optimizer, named: Iterable[tuple[str, nn.Parameter]]) -> None:
+        """Look at the gradients the optimizer is about to use."""
+        if getattr(optimizer, "found_inf", None) is not None:  # a GradScaler leaves the decision to the fused optimizer
+            return
+        with_gradient = [(name, p) for name, p in named if p.grad is not None]
+        if not with_gradient:
+            return
+        total = get_total_norm([_dense(p.grad) for _, p in with_gradient if p.grad is not None])
+        if total.device.type == "cpu":
+            if not total.isfinite():
+                _raise([(name, p.grad) for name, p in with_gradient if p.grad is not None])
+            return
+        self._mine = (~total.isfinite()).float()
+        if all(group.get("fused") for group in optimizer.param_groups):
+            optimizer.found_inf = self._mine  # type: ignore[attr-defined]
+            return
+        for _, p in with_gradient:
+            assert p.grad is not None
+            self._backup.append((p.detach(), p.detach().clone()))
+            p.grad.masked_fill_(self._mine.bool(), 0)
+
+    def after(self, optimizer: Optimizer) -> Tensor | None:
+        """Whether the step counts, as a boolean on the device, or None where nothing stands against it."""
+        found: Tensor | None = getattr(optimizer, "found_inf", None)
+        if self._mine is not None:
+            found, self._mine = self._mine, None
+            if hasattr(optimizer, "found_inf"):
+                del optimizer.found_inf
+            for parameter, old in self._backup:
+                parameter.copy_(torch.where(found.bool(), old, parameter))
+            self._backup.clear()
+            self._count(found)
+        return None if found is None else found.reshape(()) == 0
+
+    def weights(self, norms: dict[str, tuple[Tensor, Tensor]], ok: Tensor | None) -> Tensor | None:
+        """The same question to the weights after the step, by the norms of their units."""
+        if not norms:
+            return ok
+        total = torch.stack([n.sum() for pair in norms.values() for n in pair]).sum()
+        if total.device.type != "cpu":
+            finite = total.isfinite()
+            self._count((~finite if ok is None else ok & ~finite).float())
+            return finite if ok is None else ok & finite
+        if not total.isfinite():
+            bad = [name for name, pair in norms.items() if not all(bool(n.isfinite().all()) for n in pair)]
+            if bad:
+                raise FloatingPointError(
+                    f"the weights of {_some(bad)} are not finite after the optimizer's step. "
+                    f"PathProx left them as they are. {_CURE}"
+                )
+        return ok
+
+    def _count(self, skipped: Tensor) -> None:
+        self._skipped = skipped if self._skipped is None else self._skipped + skipped
+
+    def check(self) -> None:
+        """Raise if steps were undone on the device since the last call."""
+        count = 0 if self._skipped is None else int(self._skipped)
+        self._skipped = None
+        if count:
+            raise FloatingPointError(
+                f"{count} step(s) had gradients or weights that are not finite; "
+                f"the weights were kept as they were before each. {_CURE}"
+            )
+
+
+_CURE = "Lower the learning rate, clip the gradients (torch.nn.utils.clip_grad_norm_) or use a GradScaler with float16."
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    return gradient._values() if gradient.is_sparse else gradient
+
+
+def _raise(gradients: list[tuple[str, Tensor]]) -> None:
+    """The norm overflowed: an error if some entry is not finite (large finite ones are the user's business)."""
+    bad = [name for name, gradient in gradients if not bool(_dense(gradient).isfinite().all())]
+    if bad:
+        raise FloatingPointError(
+            f"the gradient of {_some(bad)} is not finite. No weight and no optimizer state was changed. {_CURE}"
+        )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,137 @@
+"""The methods that the paper compares PathProx with, each attached to an optimizer in the same way.
+
+All but the decoupled form of `WeightDecay` add the (sub)gradient of a penalty to the gradient of the loss, which is
+what "SGD on that objective" means. None of them reaches exact zeros.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from pathprox.balance import scale_
+from pathprox.prox import normalize_factor
+from pathprox.regularizer import Regularizer
+from pathprox.slices import Slice
+
+__all__ = ["GroupLasso", "Lasso", "NormalizedWeightDecay", "PathNorm", "WeightDecay"]
+
+
+class GradientPenalty(Regularizer):
+    """A penalty whose subgradient is added to the gradient of the loss before each step."""
+
+    @abstractmethod
+    def _subgradients(self) -> Iterator[tuple[Slice, Tensor]]:
+        """Pieces of the penalty's subgradient for weight_decay = 1: a slice and what to add to its view of the
+        gradient.
+        """
+
+    def _start_(self) -> None:
+        pass
+
+    def _after_step_(self, ok: Tensor | None) -> None:
+        pass
+
+    def _add_gradient_(self) -> None:
+        trained = self._options()
+        scale = getattr(self.optimizer, "grad_scale", None)  # set where a fused optimizer unscales the gradients itself
+        for s, piece in self._subgradients():
+            parameter = self._parameter(s)
+            if parameter.grad is not None and id(parameter) in trained:
+                piece = piece * self.weight_decay
+                s.view(parameter.grad).add_(piece if scale is None else piece * scale)
+
+    def _weights(self) -> Iterator[tuple[Slice, Tensor]]:
+        """Every penalised weight, by the rows of its layer."""
+        for s in self.units.rows():
+            yield s, s.view(self._parameter(s).detach())
+
+
+class WeightDecay(GradientPenalty):
+    """Plain weight decay, as torch does it: weight_decay/2 times the sum of squared weights. Biases are not penalised.
+
+    With AdamW (or ``decoupled=True``) the weights are multiplied by ``1 - lr * weight_decay`` before the step instead.
+    """
+
+    def _subgradients(self) -> Iterator[tuple[Slice, Tensor]]:
+        trained = self._options()
+        for s, weight in self._weights():
+            options = trained.get(id(self._parameter(s)))
+            if options is not None and not self._is_decoupled(options):
+                yield s, weight
+
+    def _add_gradient_(self) -> None:
+        super()._add_gradient_()
+        trained = self._options()
+        skipped = getattr(
+            self.optimizer, "found_inf", None
+        )  # a fused optimizer is about to skip this step where it is 1
+        for s, weight in self._weights():
+            options = trained.get(id(self._parameter(s)))
+            if options is not None and self._parameter(s).grad is not None and self._is_decoupled(options):
+                decay = options["lr"] * self.weight_decay
+                weight.mul_(1 - decay if skipped is None else 1 - decay * (1 - skipped))
+
+
+class PathNorm(GradientPenalty):
+    """SGD on the path-norm objective G: the penalty of PathProx without its proximal step."""
+
+    def _subgradients(self) -> Iterator[tuple[Slice, Tensor]]:
+        for group in self.units.couplings:
+            w, v = self.units.norm(group.into), self.units.norm(group.out)
+            for slices, mine, other in ((group.into, w, v), (group.out, v, w)):
+                for s in slices:
+                    weight = self._parameter(s).detach()
+                    pull = torch.where(mine > 0, other / torch.where(mine > 0, mine, 1), 0).to(weight)
+                    yield s, s.view(weight) * s.expand(pull, fill=0)
+        for s in self.units.others():
+            weight = self._parameter(s).detach()
+            yield s, s.view(weight) * s.expand(torch.ones(1).to(weight), fill=0)
+
+
+class Lasso(GradientPenalty):
+    """The sum of absolute weights."""
+
+    def _subgradients(self) -> Iterator[tuple[Slice, Tensor]]:
+        for s, weight in self._weights():
+            yield s, weight.sign()
+
+
+class GroupLasso(GradientPenalty):
+    """The sum of norms of the rows of every layer, a row being all the weights that feed one output."""
+
+    def _subgradients(self) -> Iterator[tuple[Slice, Tensor]]:
+        for s, weight in self._weights():
+            norm = s.square_sum(weight).sqrt()
+            yield s, weight * s.expand(torch.where(norm > 0, 1 / torch.where(norm > 0, norm, 1), 0))
+
+
+class NormalizedWeightDecay(WeightDecay):
+    """Weight decay with every unit's w projected to the unit sphere after each step.
+
+    |w| is folded into v at the start, so that the function is the same. Units with frozen parts are left as they are.
+    """
+
+    def _start_(self) -> None:
+        trained = self._options()
+        self._held = [
+            group
+            for group in self.units.couplings
+            if all(id(self._parameter(s)) in trained for s in group.into + group.bias + group.out)
+        ]
+        for group in self._held:
+            norm = self.units.norm(group.into)
+            for s in group.into + group.bias:
+                scale_(self.units, s, normalize_factor(norm), self.optimizer)
+            for s in group.out:
+                scale_(self.units, s, torch.where(norm > 0, norm, 1), self.optimizer)
+
+    def _after_step_(self, ok: Tensor | None) -> None:
+        super()._after_step_(ok)
+        for group in self._held:
+            factor = normalize_factor(self.units.norm(group.into))
+            for s in group.into:
+                scale_(self.units, s, factor if ok is None else torch.where(ok, factor, 1))

@@ -1,0 +1,54 @@
+"""Small networks that several tests use."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import pathprox
+
+
+def chain(*sizes: int, bias: bool = True) -> nn.Sequential:
+    """Linear layers with ReLU between them."""
+    layers: list[nn.Module] = []
+    for i in range(len(sizes) - 1):
+        layers += [nn.Linear(sizes[i], sizes[i + 1], bias=bias), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def linears(model: nn.Module) -> list[nn.Linear]:
+    return [m for m in model.modules() if isinstance(m, nn.Linear)]
+
+
+def batch(inputs: int = 8, classes: int = 4, count: int = 64) -> tuple[Tensor, Tensor]:
+    return torch.randn(count, inputs), torch.randint(0, classes, (count,))
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, data: tuple[Tensor, Tensor], steps: int) -> list[float]:
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = cross_entropy(model(data[0]), data[1])
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def attached(model: nn.Module, x: Tensor, make, weight_decay: float = 0.01, **options):
+    """(optimizer, regulariser) on the model's own parameters."""
+    optimizer = make(model.parameters())
+    return optimizer, pathprox.PathProx(pathprox.find_units(model, x[:1]), weight_decay, **options).attach(optimizer)
+
+
+def assert_on_the_sphere(units: pathprox.Units) -> None:
+    for group in units.couplings:
+        assert (units.norm(group.into).double() - 1).abs().max() < 1e-6
+
+
+def assert_balanced(units: pathprox.Units) -> None:
+    for chained in units.chains:
+        members = [g for g in chained if any(g is c for c in units.couplings)]
+        totals = torch.stack([(units.norm(g.into) * units.norm(g.out)).sum() for g in members])
+        assert (totals / totals.mean() - 1).abs().max() < 1e-5
