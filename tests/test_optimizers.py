@@ -104,7 +104,7 @@ def test_it_trains_and_holds_the_constraints(make):
 
 def test_it_kills_units_exactly(make):
     model, data = chain(8, 32, 4), batch()
-    optimizer, prox = attached(model, data[0], make, 1.0)
+    optimizer, prox = attached(model, data[0], make, 5.0)
     train(model, optimizer, data, 300)
     alive, count = prox.units.count_active()
     assert alive < count

@@ -46,12 +46,16 @@ def balance_(units: Units, level: Level = "network", optimizer: Optimizer | None
 
 
 def scale_(units: Units, s: Slice, factor: Tensor, optimizer: Optimizer | None = None) -> None:
-    """Multiply a slice by one factor a unit, and let the optimizer's state follow where the factor is not zero."""
-    parameter = units.tensor(s.name)
-    s.scale_(parameter.detach(), factor)
+    """Multiply a slice by one factor a unit, and let the optimizer's state follow."""
+    s.scale_(units.tensor(s.name).detach(), factor)
     if optimizer is not None:
-        safe = torch.where(factor == 0, 1, factor)
-        carry_state_(optimizer, parameter, lambda tensor, power: s.scale_(tensor, safe**power))
+        scale_state_(units, s, factor, optimizer)
+
+
+def scale_state_(units: Units, s: Slice, factor: Tensor, optimizer: Optimizer) -> None:
+    """The optimizer's memory of a slice that was multiplied by ``factor``; as it is where that is zero."""
+    safe = torch.where(factor == 0, 1, factor)
+    carry_state_(optimizer, units.tensor(s.name), lambda tensor, power: s.scale_(tensor, safe**power))
 
 
 @dataclass(frozen=True)

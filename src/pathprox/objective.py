@@ -73,33 +73,38 @@ def stationarity(units: Units, weight_decay: float, bias: bool = False) -> float
     Zero exactly at the stationary points of G. Call it after ``loss.backward()`` on the full data. ``bias`` says
     whether the biases beside w count as part of it, as in `PathProx`.
     """
-    total, seen = 0.0, set()
+    total = 0.0
+    taken: dict[str, list[Slice]] = {}
+
+    def add(slices: Sequence[Slice], pull: Tensor, slack: Tensor) -> None:
+        nonlocal total
+        total += _residual(units, slices, pull, slack)
+        for s in slices:
+            taken.setdefault(s.name, []).append(s)
+
     for group in units.couplings:
         into = group.into + (group.bias if bias else ())
         w, v = units.norm(into), units.norm(group.out)
-        total += _residual(
-            units, into, weight_decay * v / torch.where(w > 0, w, 1), torch.where(w > 0, 0, weight_decay * v)
-        )
-        total += _residual(
-            units, group.out, weight_decay * w / torch.where(v > 0, v, 1), torch.where(v > 0, 0, weight_decay * w)
-        )
-        seen |= {s.name for s in (*into, *group.out)}
+        add(into, weight_decay * v / torch.where(w > 0, w, 1), torch.where(w > 0, 0, weight_decay * v))
+        add(group.out, weight_decay * w / torch.where(v > 0, v, 1), torch.where(v > 0, 0, weight_decay * w))
     for s in units.others():
-        total += _residual(units, [s], torch.full((1,), weight_decay), torch.zeros(1))
-        seen.add(s.name)
+        add([s], torch.full((1,), weight_decay), torch.zeros(1))
     for name, parameter in units.model.named_parameters():
-        if name not in seen and parameter.grad is not None:
-            total += float(parameter.grad.double().square().sum())
+        whole = Slice(name, (parameter.numel(),), (0,), torch.zeros(parameter.numel()), 1)
+        rest = whole.rest(taken.get(name, []))
+        if rest is not None:
+            total += _residual(units, [rest], torch.zeros(1), torch.zeros(1))
     return float(total**0.5)
 
 
 def _residual(units: Units, slices: Sequence[Slice], pull: Tensor, slack: Tensor) -> float:
-    """Sum over units of max(0, |gradient + pull * weight| - slack)^2."""
+    """Sum over units of max(0, |gradient + pull * weight| - slack)^2; frozen parameters are constants."""
     squares = torch.zeros(len(pull), dtype=torch.float64)
     for s in slices:
         parameter = units.tensor(s.name)
-        if not isinstance(parameter.grad, Tensor):
-            continue
-        there = s.view(parameter.grad) + s.view(parameter.detach()) * s.expand(pull.to(parameter))
-        squares += s.square_sum(there.double()).cpu()
+        if parameter.requires_grad:
+            there = s.view(parameter.detach()) * s.expand(pull.to(parameter))
+            if parameter.grad is not None:
+                there = there + s.view(parameter.grad)
+            squares += s.square_sum(there.double()).cpu()
     return float((squares.sqrt() - slack.cpu()).clamp_min(0).square().sum())

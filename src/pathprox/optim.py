@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathprox.balance import Chain, find_links, layer_factors, scale_
+from pathprox.balance import Chain, find_links, layer_factors, scale_, scale_state_
 from pathprox.prox import metric_soft_threshold, normalize_factor, shrink_factor
 from pathprox.regularizer import Regularizer
 from pathprox.slices import Slice
@@ -77,7 +77,7 @@ class PathProx(Regularizer):
             self._threshold_v_(c)
             self._project_w_(c)
         for s in plan.others:
-            self._decay_(s, torch.ones(1))
+            self._decay_(s, torch.ones(1, device=self._parameter(s).device))
         self._balance_(plan)
 
     def _threshold_v_(self, c: _Coupling) -> None:
@@ -147,9 +147,10 @@ class PathProx(Regularizer):
             factors |= dict(zip(map(id, members), self._balance_biases_(chain, totals), strict=True))
         for c in plan.couplings:
             for s in c.group.out:
-                self._scale_(s, c.v_factor)
+                layer = self._gated(factors[id(c)]).expand(s.units)
+                self._scale_(s, layer * c.v_factor)
                 if plan.chains:
-                    self._scale_(s, factors[id(c)].expand(s.units), carry=True)
+                    scale_state_(self.units, s, layer, self.optimizer)
         if self.bias:
             self._settle_(plan)
 
@@ -171,7 +172,8 @@ class PathProx(Regularizer):
                 for c, factor in zip(members, self._balance_biases_(chain, totals), strict=True):
                     for s in c.group.out:
                         self._scale_(s, factor.expand(s.units), carry=True)
-                    self._fold_(c)
+                    if c.held:
+                        self._fold_(c)
 
     # What the algorithm stands on.
 

@@ -6,6 +6,7 @@ index that says whose each position is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -44,6 +45,12 @@ class Slice:
     def layer(self) -> str:
         """The module that holds the parameter."""
         return self.name.rpartition(".")[0] or self.name
+
+    def rest(self, taken: Sequence[Slice]) -> Slice | None:
+        """What none of the ``taken`` slices of this parameter owns, as a slice of one unit; None if nothing is left."""
+        like = taken[0] if taken else self
+        free = torch.stack([torch.ones(len(like.owner), dtype=torch.bool), *(s.owner < 0 for s in taken)]).all(0)
+        return Slice(self.name, like.shape, like.dims, torch.where(free, 0, -1), 1) if free.any() else None
 
     @cached_property
     def whole(self) -> bool:
@@ -128,10 +135,10 @@ class Slice:
         """Put back what `gather` gave."""
         view = self.view(tensor).permute(*self.dims, *self._rest())
         if self._identity:
-            view.copy_(rows.view(view.shape))
+            view.copy_(rows.reshape(view.shape))
             return
         members = self._index("_members", tensor.device)
-        rows = rows.view(members.numel(), *view.shape[len(self.dims) :])
+        rows = rows.reshape(members.numel(), *view.shape[len(self.dims) :])
         there = members.flatten() < len(self.owner)
         where = torch.unravel_index(members.flatten()[there], view.shape[: len(self.dims)])
         view[where] = rows[there]

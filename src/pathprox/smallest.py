@@ -36,7 +36,7 @@ class Smallest:
 
 @torch.no_grad()
 def smallest_squares(units: Units, groups: Sequence[UnitGroup], rounds: int = 200, tolerance: float = 1e-7) -> Smallest:
-    """Minimise the sum of squares over all rescalings of ``groups``. A unit with w or v = 0 ends up weighing nothing."""
+    """Minimise the sum of squares over all rescalings of ``groups``. Units with w or v = 0 end up weighing nothing."""
     problem = _Problem(units, groups)
     for _ in range(rounds if groups else 0):
         moved = max([problem.move_units(i) for i in range(len(groups))])
@@ -69,11 +69,14 @@ class _Problem:
         group = self.groups[i]
         w2, v2 = self._total(group.into), self._total(group.out)
         alive = (w2 > 0) & (v2 > 0)
-        dead = (v2 == 0) | ((w2 == 0) & ~self.constant[i])
+        free = (w2 == 0) & self.constant[i]  # a constant: v goes to zero as its bias grows, which costs nothing
+        dead = ~alive & ~free
         power = 0.125 if group.meets_itself else 0.25  # units that scale each other go only half way at once
         factor = torch.where(alive, (v2 / torch.where(alive, w2, 1)) ** power, 1)
         newly = dead & ((self.into[i] != 0) | (self.out[i] != 0))
         self._scale(i, torch.where(dead, 0, factor), torch.where(dead, 0, 1 / factor))
+        for s in self.groups[i].out if free.any() else ():
+            self.squares[s.name] *= s.expand(torch.where(free, 0.0, 1.0).double())
         return float("inf") if newly.any() else float(factor.log().abs().max())
 
     def move_groups(self) -> None:

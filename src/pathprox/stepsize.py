@@ -39,10 +39,16 @@ def _sgd(options: Options, state: State) -> Tensor | float:
     return options["lr"] * (1 - options["dampening"]) / (1 - momentum) if momentum else options["lr"]
 
 
+def _time(state: State) -> Tensor | float:
+    """The number of steps: a tensor only where it lives on a GPU, so that reading it costs no synchronisation."""
+    step = state["step"]
+    return step if isinstance(step, Tensor) and step.device.type != "cpu" else float(step)
+
+
 def _second_moment(options: Options, state: State, key: str = "exp_avg_sq") -> Tensor:
-    correction = 1 - options["betas"][1] ** torch.as_tensor(state["step"])
+    correction = 1 - options["betas"][1] ** _time(state)
     moment: Tensor = state[key]
-    return (moment / correction.to(moment.device)).sqrt() + options["eps"]
+    return (moment / correction).sqrt() + options["eps"]
 
 
 def _adam(options: Options, state: State) -> Tensor:
@@ -54,15 +60,14 @@ def _nadam(options: Options, state: State) -> Tensor:
 
 
 def _radam(options: Options, state: State) -> Tensor:
-    beta, t = options["betas"][1], torch.as_tensor(state["step"])
-    longest = 2 / (1 - beta) - 1
-    length = longest - 2 * t * beta**t / (1 - beta**t)
-    rectified = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
+    beta, t = options["betas"][1], _time(state)
     moment: Tensor = state["exp_avg_sq"]
-    adaptive = ((1 - beta**t).sqrt() * rectified.clamp_min(0).sqrt()).to(moment.device) / (
-        moment.sqrt() + options["eps"]
-    )
-    return options["lr"] * torch.where((length > 5).to(moment.device), adaptive, torch.ones_like(moment))
+    longest = 2 / (1 - beta) - 1
+    length = torch.as_tensor(longest - 2 * t * beta**t / (1 - beta**t))
+    rectified = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
+    adaptive = (rectified.clamp_min(0) * (1 - beta**t)).sqrt() / (moment.sqrt() + options["eps"])
+    adapts = (length > 5).to(adaptive)  # before that, steps are plain
+    return options["lr"] * (adapts * adaptive + (1 - adapts))
 
 
 def _adamax(options: Options, state: State) -> Tensor:
@@ -70,9 +75,8 @@ def _adamax(options: Options, state: State) -> Tensor:
 
 
 def _adagrad(options: Options, state: State) -> Tensor:
-    total: Tensor = state["sum"]
-    rate = options["lr"] / (1 + (torch.as_tensor(state["step"]) - 1) * options["lr_decay"])
-    return torch.as_tensor(rate).to(total.device) / (total.sqrt() + options["eps"])
+    rate = options["lr"] / (1 + (_time(state) - 1) * options["lr_decay"])
+    return rate / (state["sum"].sqrt() + options["eps"])
 
 
 def _rmsprop(options: Options, state: State) -> Tensor:

@@ -160,9 +160,10 @@ class Units(Sequence[UnitGroup]):
         Penalised are the weights of units and all parameters of two or more dimensions; biases are not.
         """
         weights = {s.name for group in self.groups for s in group.weights}
+        biases = {s.name for group in self.groups for s in group.bias}
         found = []
         for name, parameter in self.model.named_parameters():
-            if name in weights or parameter.dim() >= 2:
+            if name in weights or (parameter.dim() >= 2 and name not in biases):
                 count = parameter.shape[0]
                 found.append(
                     self._rows.get(name) or Slice(name, tuple(parameter.shape), (0,), torch.arange(count), count)
@@ -174,18 +175,9 @@ class Units(Sequence[UnitGroup]):
 
         Each is a slice of a single unit; of a parameter that couplings hold in part, it is the rest.
         """
-        held: dict[str, list[Slice]] = {}
-        for group in self.couplings if couplings is None else couplings:
-            for s in group.weights:
-                held.setdefault(s.name, []).append(s)
-        found = []
-        for row in self.rows():
-            taken = held.get(row.name, [])
-            like = taken[0] if taken else row
-            free = torch.stack([torch.ones(len(like.owner), dtype=torch.bool), *(s.owner < 0 for s in taken)]).all(0)
-            if free.any():
-                found.append(Slice(row.name, like.shape, like.dims, torch.where(free, 0, -1), 1))
-        return found
+        held = [s for group in (self.couplings if couplings is None else couplings) for s in group.weights]
+        rest = (s.rest([h for h in held if h.name == s.name]) for s in self.rows())
+        return [s for s in rest if s is not None]
 
     def to_dict(self) -> dict[str, object]:
         """The table, for machines."""

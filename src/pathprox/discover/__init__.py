@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import difflib
 import fnmatch
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -44,7 +45,7 @@ def find_units(model: nn.Module, example_inputs: Any, exclude: Iterable[str] = (
     patterns = _patterns(model, exclude)
     copied, inputs = _double(model, _inputs(example_inputs))
     program = trace(copied, inputs)
-    book = follow(program, copied)
+    book = follow(program, copied, _shared_memory(model))
     groups, left_out = collect(book)
     groups, excluded = _split(groups, lambda g: _excluded(g, patterns))
     proof = Proof(copied, inputs, _lowest_precision(program))
@@ -89,7 +90,7 @@ def _double(model: nn.Module, inputs: Inputs) -> tuple[nn.Module, Inputs]:
         )
 
     def cast(dtype: torch.dtype) -> tuple[nn.Module, Inputs]:
-        copied = copy.deepcopy(model).to(dtype).eval()
+        copied = _copy(model).to(dtype).eval()
         device = next((p.device for p in copied.parameters()), torch.device("cpu"))
 
         def move(x: Any) -> Any:
@@ -117,10 +118,36 @@ def _double(model: nn.Module, inputs: Inputs) -> tuple[nn.Module, Inputs]:
     return copied, given
 
 
+def _copy(model: nn.Module) -> nn.Module:
+    """A deep copy, also of a model that keeps an activation of its last call."""
+    kept = (value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor))
+    memo: dict[int, Any] = {id(t): t.detach().clone() for t in kept if not t.is_leaf}
+    try:
+        return copy.deepcopy(model, memo)
+    except Exception as error:
+        raise ValueError(f"{type(model).__name__} cannot be copied, which the proof needs: {error}") from error
+
+
+def _shared_memory(model: nn.Module) -> dict[str, str]:
+    """Parameters that lie in the same memory as another parameter or buffer, without being the same object."""
+    spans: dict[tuple[torch.device, int], list[tuple[int, int, str]]] = {}
+    for name, t in [*model.named_parameters(), *model.named_buffers()]:
+        if t.numel() and t.device.type != "meta" and t.layout is torch.strided:
+            first = int(t.storage_offset()) * t.element_size()
+            last = first + (sum((n - 1) * k for n, k in zip(t.shape, t.stride(), strict=True)) + 1) * t.element_size()
+            spans.setdefault((t.device, t.untyped_storage().data_ptr()), []).append((first, last, name))
+    shared: dict[str, str] = {}
+    for there in spans.values():
+        for (a, b, name), (c, d, other) in itertools.combinations(there, 2):
+            if a < d and c < b:
+                shared |= {name: other, other: name}
+    return shared
+
+
 def _lowest_precision(program: torch.export.ExportedProgram) -> torch.dtype:
     values = (node.meta.get("val") for node in program.graph.nodes)
     floats = {v.dtype for v in values if isinstance(v, Tensor) and v.is_floating_point()}
-    return torch.float64 if floats <= {torch.float64} else torch.float32
+    return min(floats, key=lambda kind: torch.finfo(kind).bits, default=torch.float64)
 
 
 def _patterns(model: nn.Module, exclude: Iterable[str]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,9 +13,10 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
-from pathprox.discover.labels import Book, Parameter
+from pathprox.discover import layers as _layers  # noqa: F401  (its rules enter the table)
+from pathprox.discover.labels import NONE, Book, Parameter
 from pathprox.discover.op import Op, Value, none_like
-from pathprox.discover.operators import RULES
+from pathprox.discover.operators import BINARY, RULES
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -27,11 +29,16 @@ def trace(model: nn.Module, inputs: Inputs) -> torch.export.ExportedProgram:
             program = torch.export.export(model, inputs[0], inputs[1], strict=False)
             return program.run_decompositions({})
         except Exception as error:
-            raise ValueError(
-                f"torch.export cannot trace {type(model).__name__} with these example inputs: {_first_line(error)}\n"
+            cure = (
                 "find_units needs a forward pass without branches that depend on data. Make the branch static, or "
                 "call find_units on the part of the model that can be traced."
-            ) from error
+            )
+            if "pytree" in str(error):
+                cure = "Tell torch of the class of its inputs or outputs: torch.export.register_dataclass(YourClass)."
+            problem = (
+                f"torch.export cannot trace {type(model).__name__} with these example inputs: {_first_line(error)}"
+            )
+            raise ValueError(f"{problem}\n{cure}") from error
 
 
 def _first_line(error: Exception) -> str:
@@ -60,8 +67,8 @@ def _end_claims(book: Book, name: str, reason: str) -> None:
             book.end(claim.labels, reason, "")
 
 
-def follow(program: torch.export.ExportedProgram, model: nn.Module) -> Book:
-    """Send labels through the graph and write down what happens to them."""
+def follow(program: torch.export.ExportedProgram, model: nn.Module, shared: Mapping[str, str]) -> Book:
+    """Send labels through the graph and write down what happens to them. ``shared``: parameters not to be touched."""
     book, usage = Book(), Usage()
     values: dict[fx.Node, Value] = {}
     parameters = _parameters(program, model)
@@ -76,6 +83,8 @@ def follow(program: torch.export.ExportedProgram, model: nn.Module) -> Book:
         else:
             values[node] = _call(node, book, values, usage)
     usage.spoil(book)
+    for name, other in shared.items():
+        _end_claims(book, name, f"{name} shares memory with {other}")
     return book
 
 
@@ -84,6 +93,9 @@ def _call(node: fx.Node, book: Book, values: dict[fx.Node, Value], usage: Usage)
     args = [_resolve(a, values) for a in node.args]
     kwargs = {k: _resolve(v, values) for k, v in node.kwargs.items()}
     rule = RULES.get(op.name)
+    given = list(args)
+    if args and isinstance(args[0], Parameter) and op.name not in BINARY:
+        args[0] = torch.tensor(NONE).expand(args[0].shape)  # used as an activation: it scales with no unit
     if node.meta.get("val") is None and not node.users:
         result = None  # an assertion: it computes nothing
     elif rule is None:
@@ -91,12 +103,12 @@ def _call(node: fx.Node, book: Book, values: dict[fx.Node, Value], usage: Usage)
         result = op.nothing()
     else:
         result = rule(op, *args, **kwargs)
-    for leaf in tree_leaves((args, kwargs)):
+    for leaf in tree_leaves((given, kwargs)):
         if isinstance(leaf, Parameter) and leaf.trained:
             if leaf.name in op.understood:
-                usage.understood.setdefault(leaf.name, []).append(op.where)
+                usage.understood.setdefault(leaf.name, []).append(op.place)
             else:
-                usage.other[leaf.name] = f"{op.name} ({op.where})"
+                usage.other[leaf.name] = f"{op.name} ({op.place})"
     return result
 
 
@@ -120,7 +132,7 @@ def _name(node: fx.Node) -> str:
 def _where(node: fx.Node) -> str:
     """file.py:line of the last frame outside torch: a line the reader wrote or can look up."""
     frames = re.findall(r'File "(.+?)", line (\d+)', node.meta.get("stack_trace") or "")
-    own = [f for f in frames if not f[0].startswith(_TORCH)] or frames
+    own = [f for f in frames if not f[0].startswith(_TORCH)]
     return f"{os.path.basename(own[-1][0])}:{own[-1][1]}" if own else ""
 
 
@@ -133,13 +145,14 @@ def _parameters(program: torch.export.ExportedProgram, model: nn.Module) -> dict
     names = {name: first_names[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}
     signature = program.graph_signature
     shapes = {n.name: tuple(n.meta["val"].shape) for n in program.graph.nodes if isinstance(n.meta.get("val"), Tensor)}
-    found = {p: Parameter(names[name], shapes[p], True) for p, name in signature.inputs_to_parameters.items()}
-    constants = {**signature.inputs_to_buffers, **signature.inputs_to_lifted_tensor_constants}
-    return found | {p: Parameter(name, shapes[p], False) for p, name in constants.items()}
+    found = {p: Parameter(names[name], shapes[p], "parameter") for p, name in signature.inputs_to_parameters.items()}
+    found |= {p: Parameter(name, shapes[p], "buffer") for p, name in signature.inputs_to_buffers.items()}
+    constants = signature.inputs_to_lifted_tensor_constants
+    return found | {p: Parameter(name, shapes[p], "constant") for p, name in constants.items()}
 
 
 def _constant(module: nn.Module, name: str) -> Value:
     value: Any = module
     for part in name.split("."):
         value = getattr(value, part)
-    return Parameter(name, tuple(value.shape), False) if isinstance(value, Tensor) else None
+    return Parameter(name, tuple(value.shape), "constant") if isinstance(value, Tensor) else None

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -26,8 +27,11 @@ class Parameter:
 
     name: str
     shape: tuple[int, ...]
-    trained: bool
-    """False for a buffer or constant."""
+    kind: Literal["parameter", "buffer", "constant"]
+
+    @property
+    def trained(self) -> bool:
+        return self.kind == "parameter"
 
     @property
     def numel(self) -> int:
@@ -149,6 +153,14 @@ class Book:
             top = labels.amax(d, keepdim=True)  # ZERO only if all are ZERO, NONE only if there is no label
             self.unify(labels, top, reason, where)
             labels = torch.where((labels == NONE).any(d, keepdim=True), NONE, top)
+        return labels
+
+    @staticmethod
+    def common(labels: Tensor, dims: Iterable[int]) -> Tensor:
+        """The label along ``dims`` where it is one and the same, else NONE; nothing is merged. Keeps the dimensions."""
+        for d in dims:
+            top = labels.amax(d, keepdim=True)
+            labels = torch.where(((labels == top) | (labels == ZERO)).all(d, keepdim=True), top, NONE)
         return labels
 
 

@@ -41,6 +41,11 @@ class Op:
         first = value[0] if isinstance(value, tuple | list) else value
         return torch.Size(first.shape)
 
+    @property
+    def place(self) -> str:
+        """Where in the model this is, for people."""
+        return self.where or self.module or self.name
+
     def claim(
         self, kind: str, parameter: Parameter, labels: Tensor, shape: tuple[int, ...], dims: tuple[int, ...]
     ) -> None:
@@ -83,13 +88,18 @@ class Op:
         """The parameter lies along the activation: each of its entries belongs to the unit it meets."""
         aligned = (1,) * (x.dim() - len(parameter.shape)) + parameter.shape
         over = [d for d, size in enumerate(aligned) if size == 1]
-        labels = self.reduce(x, over, f"with {parameter.name} spans several units")
+        if kind == "carried":  # what several units share does not scale and belongs to none
+            labels = self.book.common(x, over)
+        else:
+            labels = self.reduce(x, over, f"with {parameter.name} spans several units")
         dims = tuple(d for d, size in enumerate(aligned) if size > 1)
         self.claim(kind, parameter, labels, aligned, dims)
 
     def owner(self, weight: Value) -> str:
         """The module that holds a weight."""
-        return weight.name.rpartition(".")[0] or weight.name if isinstance(weight, Parameter) else self.module
+        if isinstance(weight, Parameter):
+            return weight.name.rpartition(".")[0] or weight.name
+        return self.module or f"{self.name} ({self.where})"
 
 
 def none_like(value: Any) -> Value:

@@ -15,9 +15,11 @@ once; only when that fails are they tried apart, to find those that are wrong.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
@@ -39,7 +41,7 @@ class Proof:
 
     def __init__(self, model: nn.Module, inputs: Inputs, precision: torch.dtype, seed: int = 0) -> None:
         self.model = model.requires_grad_(True)
-        self.tolerance = TOLERANCE[precision]
+        self.tolerance = TOLERANCE.get(precision, 0.0)
         self.inputs = inputs
         self.given = inputs
         self.random = torch.Generator().manual_seed(seed)
@@ -47,12 +49,17 @@ class Proof:
         self._tensors = dict(model.named_parameters()) | dict(model.named_buffers())
         self._own = {name: t.detach().clone() for name, t in self._tensors.items()}
         self._point = self._own
+        self._watched: list[Tensor] = []
+        self._seed = seed
 
     def run(self, groups: Sequence[UnitGroup]) -> dict[int, str]:
         """What was seen of each group that does not hold, by its place in ``groups``."""
         failed: dict[int, str] = {}
-        if not groups:
-            return failed
+        if not groups or not self.tolerance:
+            reason = "could not be tried: the model computes in less than float32, too coarsely to prove anything"
+            return dict.fromkeys(range(len(groups)), reason)
+        carried = {s.name for g in groups for s in g.carried}
+        self._watched = [t for name, t in self.model.named_buffers() if name not in carried]
         reached: set[int] = set()
         points = 0
         for fresh in (True, False):
@@ -62,8 +69,7 @@ class Proof:
             points += 1
             reached |= self._reached(groups)
             self._try(groups, failed)
-            if points == 1:
-                self._try_in_training(groups, failed)
+            self._try_in_training(groups, failed)
         if not points:
             return dict.fromkeys(range(len(groups)), "could not be tried: the outputs are random or not finite")
         for i in range(len(groups)):
@@ -85,15 +91,43 @@ class Proof:
 
     def _try_in_training(self, groups: Sequence[UnitGroup], failed: dict[int, str]) -> None:
         self.model.train()
-        try:
-            if self._settled():
+        given, problem = self.inputs, ""
+        for attempt in (self._as_given, self._two_samples, self._norms_in_evaluation):
+            attempt()
+            try:
+                settled = self._settled()
+            except Exception as error:  # batch norm refuses to train on one sample
+                problem = problem or str(error)
+                continue
+            if settled:
                 self._try(groups, failed, " in training mode")
             else:
-                self.notes.append("not tried in training mode, where outputs are random even with one seed")
-        except Exception as error:
-            self.notes.append(f"not tried in training mode, where the model fails on these inputs: {error}")
-        finally:
-            self.model.eval()
+                self._note("not tried in training mode, where outputs are random even with one seed or not finite")
+            break
+        else:
+            self._note(f"not tried in training mode, where the model fails on these inputs: {problem}")
+        self.inputs = given
+        self.model.eval()
+
+    def _as_given(self) -> None:
+        pass
+
+    def _two_samples(self) -> None:
+        self.inputs = tree_map(self._doubled, self.inputs)
+
+    def _doubled(self, x: object) -> object:
+        if not (isinstance(x, Tensor) and x.dim() > 0 and x.shape[0] == 1):
+            return x
+        return torch.cat([x, x + self._normal(x) if x.is_floating_point() else x])
+
+    def _norms_in_evaluation(self) -> None:
+        for module in self.model.modules():
+            if isinstance(module, nn.modules.batchnorm._NormBase):
+                module.eval()
+
+    def _note(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes.append(note)
 
     def _search(self, groups: Sequence[UnitGroup], which: list[int], test: Test) -> dict[int, float]:
         """Which of these groups fail the test, and by how much."""
@@ -176,17 +210,22 @@ class Proof:
             return _difference(before, self._outputs()) > 100 * self.tolerance
 
     def _outputs(self, grad: bool = False) -> list[Tensor]:
-        devices = sorted({t.device.index for t in self._tensors.values() if t.device.type == "cuda"})
-        with torch.random.fork_rng(devices=devices), torch.set_grad_enabled(grad):
-            torch.manual_seed(0)
-            args, kwargs = self.inputs
+        """What the model returns and, in training, what it writes into its buffers. They are left as they were."""
+        buffers = [(t, t.clone()) for t in self.model.buffers()]
+        args, kwargs = self.inputs
+        with _seeded(self._seed, self._tensors.values()), torch.set_grad_enabled(grad):
             leaves = tree_leaves(self.model(*args, **kwargs))
-        return [leaf if grad else leaf.detach().clone() for leaf in leaves if isinstance(leaf, Tensor)]
+        if self.model.training:
+            leaves += self._watched
+        outputs = [leaf if grad else leaf.detach().clone() for leaf in leaves if isinstance(leaf, Tensor)]
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        return outputs
 
     def _settled(self) -> bool:
         """Whether the outputs are finite, and the same when asked twice."""
-        with self._changed():
-            first, second = self._outputs(), self._outputs()
+        first, second = self._outputs(), self._outputs()
         finite = all(bool(t.isfinite().all()) for t in first)
         return bool(first) and finite and _difference(first, second) <= self.tolerance
 
@@ -204,6 +243,7 @@ class Proof:
                 noise = self._normal(own) * size
                 self._point[name] = noise if fresh else own + noise / 2
         self.inputs = tree_map(self._noisy, self.given) if fresh else self.given
+        self._seed += 1
         self._restore()
         self.model.eval()
 
@@ -227,6 +267,22 @@ class Proof:
 
     def _normal(self, like: Tensor) -> Tensor:
         return torch.randn(like.shape, generator=self.random, dtype=torch.float64).to(like)
+
+
+@contextmanager
+def _seeded(seed: int, tensors: Iterable[Tensor]) -> Iterator[None]:
+    """The same random numbers every time, from torch, Python and numpy; their states are left as they were."""
+    devices = sorted({t.device.index for t in tensors if t.device.type == "cuda"})
+    python, array = random.getstate(), numpy.random.get_state()  # noqa: NPY002  (the model's choice, not ours)
+    try:
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(seed)
+            random.seed(seed)
+            numpy.random.seed(seed)  # noqa: NPY002
+            yield
+    finally:
+        random.setstate(python)
+        numpy.random.set_state(array)  # noqa: NPY002
 
 
 def _any(s: Slice, gradient: Tensor | None) -> bool:
