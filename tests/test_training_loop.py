@@ -248,3 +248,23 @@ def test_a_failed_attach_changes_nothing():
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
     optimizer.param_groups[0]["weight_decay"] = 0
     prox.attach(optimizer)
+
+
+def test_replaced_parameters_are_an_error_not_silence():
+    model, data = chain(8, 16, 4), batch()
+    optimizer, _ = attached(model, data[0], lambda p: SGD(p, lr=0.1))
+    model.load_state_dict(chain(8, 16, 4).state_dict(), assign=True)
+    with pytest.raises(RuntimeError, match=r"0\.weight is another parameter.*assign=True"):
+        train(model, optimizer, data, 1)
+
+
+def test_a_parameter_outside_the_model_is_guarded_too():
+    model, data = chain(8, 16, 4), batch()
+    temperature = nn.Parameter(torch.ones(()))
+    optimizer = SGD([*model.parameters(), temperature], lr=0.1)
+    PathProx(find_units(model, data[0][:1]), 0.01).attach(optimizer)
+    cross_entropy(model(data[0]) * temperature, data[1]).backward()
+    temperature.grad.fill_(torch.nan)
+    with pytest.raises(FloatingPointError, match="a parameter outside the model"):
+        optimizer.step()
+    assert float(temperature.detach()) == 1

@@ -72,9 +72,7 @@ def find_links(
     coupled: Callable[[UnitGroup], bool] = lambda group: True,
     free: Callable[[Slice], bool] = lambda s: True,
 ) -> list[Chain]:
-    """The chains over those couplings that are ``coupled``, cut wherever a bias between them is not ``free`` to be
-    rescaled.
-    """
+    """The chains over those couplings that are ``coupled``, cut where a bias between them is not ``free`` to scale."""
     penalised = {id(g) for g in units.couplings if coupled(g)}
     found = []
     for run in units.chains:

@@ -7,10 +7,10 @@ raises.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
@@ -21,24 +21,23 @@ class Guard:
         self._mine: Tensor | None = None
         self._backup: list[tuple[Tensor, Tensor]] = []
 
-    def before(self, optimizer: Optimizer, named: Iterable[tuple[str, nn.Parameter]]) -> None:
-        """Look at the gradients the optimizer is about to use."""
+    def before(self, optimizer: Optimizer, names: Mapping[int, str]) -> None:
+        """Look at the gradients the optimizer is about to use; ``names`` are for the message, by id."""
         if getattr(optimizer, "found_inf", None) is not None:  # a GradScaler leaves the decision to the fused optimizer
             return
-        with_gradient = [(name, p) for name, p in named if p.grad is not None]
-        if not with_gradient:
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if not parameters:
             return
-        total = get_total_norm([_dense(p.grad) for _, p in with_gradient if p.grad is not None])
+        total = get_total_norm([_dense(p.grad) for p in parameters])
         if total.device.type == "cpu":
             if not total.isfinite():
-                _raise([(name, p.grad) for name, p in with_gradient if p.grad is not None])
+                _raise([(names.get(id(p), "a parameter outside the model"), p.grad) for p in parameters])
             return
         self._mine = (~total.isfinite()).float()
         if all(group.get("fused") for group in optimizer.param_groups):
             optimizer.found_inf = self._mine  # type: ignore[attr-defined]
             return
-        for _, p in with_gradient:
-            assert p.grad is not None
+        for p in parameters:
             self._backup.append((p.detach(), p.detach().clone()))
             p.grad.masked_fill_(self._mine.bool(), 0)
 

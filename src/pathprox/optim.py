@@ -16,13 +16,9 @@ from pathprox.slices import Slice
 from pathprox.units import UnitGroup, Units
 
 HELD = 1e-6
-"""A norm this close to where it is held counts as there, so that attaching to a network that was trained so changes
-no bit of it.
-"""
+"""A norm this close to its gauge counts as there: attaching to a network that was trained so changes no bit of it."""
 BIAS_PASSES = 5
-"""With biases inside w, balancing the layers moves w off its sphere; so many passes of folding and balancing settle
-both.
-"""
+"""With biases inside w, balancing the layers moves w off its sphere: so many passes of both settle it."""
 
 
 class PathProx(Regularizer):
@@ -41,10 +37,9 @@ class PathProx(Regularizer):
         weight_decay: lambda. The optimizer's own weight_decay must be 0.
         balance: balance the layers after each step (the paper's default).
         bias: count the biases beside w as part of w. By default biases are not penalised.
-        decoupled: threshold by ``lr * weight_decay`` whatever the optimizer's metric, as AdamW decays; the default
-        for AdamW (and for others
-            with ``decoupled_weight_decay=True``) only. That solves another problem than G, one that depends on the
-            optimizer's second moments. False gives AdamW the metric step of Adam.
+        decoupled: threshold by ``lr * weight_decay`` whatever the optimizer's metric, as AdamW decays. The default for
+            AdamW (and for others with ``decoupled_weight_decay=True``) only. That solves another problem than G, one
+            that depends on the optimizer's second moments. False gives AdamW the metric step of Adam.
 
     Frozen parameters are never changed. A unit with frozen w is penalised with its |w| as a constant, one with frozen
     v not at all.
@@ -136,9 +131,7 @@ class PathProx(Regularizer):
         x.mul_(self._gated(factor))
 
     def _balance_(self, plan: _Plan) -> None:
-        """Give all couplings of a chain the same total path norm, and multiply each v by this and its threshold's
-        factor at once.
-        """
+        """Give all couplings of a chain the same total path norm; v takes this factor and its threshold's at once."""
         of = {id(c.group): c for c in plan.couplings}
         factors = {id(c): torch.ones_like(c.v_norm[:1]) for c in plan.couplings}
         for chain in plan.chains:
@@ -202,9 +195,7 @@ class PathProx(Regularizer):
         return self._plan
 
     def _hold_(self, c: _Coupling, foldable: bool) -> None:
-        """Choose the norm that w is held at: 1 where |w| can be folded into v, else what it is. A unit without w
-        stays without.
-        """
+        """Choose the norm that w is held at: 1 where |w| can be folded into v, else what it is; 0 for w = 0."""
         if c.held and c.gauge is None:
             norm = self.units.norm(c.into)
             c.gauge = (norm > 0).to(norm) if foldable else norm

@@ -15,9 +15,7 @@ import torch
 from torch import Tensor
 
 NEWTON_STEPS = 12
-"""The root is approached from one side and quadratically; float32 settles in about five steps, float64 in about
-eight.
-"""
+"""The root is approached from one side; float32 settles in about five steps, float64 in about eight."""
 
 
 def shrink_factor(norm: Tensor, threshold: Tensor | float) -> Tensor:

@@ -32,11 +32,10 @@ class Regularizer(ABC):
         self.weight_decay = float(weight_decay)
         """Lambda, in the objective; may be changed between steps."""
         self.decoupled = decoupled
-        """Whether the penalty goes around the optimizer's metric, as in AdamW. None: as the optimizer does its own
-        weight decay.
-        """
+        """Whether the penalty goes around the optimizer's metric, as in AdamW. None: as the optimizer's own would."""
         self._optimizer: Optimizer | None = None
         self._guard = Guard()
+        self._known: dict[str, int] = {}
         self._handles: list[Any] = []
 
     # What a regulariser is made of.
@@ -78,9 +77,7 @@ class Regularizer(ABC):
         self._handles, self._optimizer = [], None
 
     def check(self) -> None:
-        """Raise if a gradient was not finite since the last call. (Only needed on a GPU; on the CPU the step itself
-        raises.)
-        """
+        """Raise if a gradient was not finite since the last call. (On the CPU the step itself raises.)"""
         self._guard.check()
 
     @property
@@ -92,6 +89,7 @@ class Regularizer(ABC):
         return self._optimizer
 
     def _hook(self) -> None:
+        self._known = {name: id(p) for name, p in self.units.model.named_parameters()}
         self._handles = [
             self.optimizer.register_step_pre_hook(self._before),
             self.optimizer.register_step_post_hook(self._after),
@@ -141,7 +139,15 @@ class Regularizer(ABC):
 
     @torch.no_grad()
     def _prepare_gradients(self) -> None:
-        self._guard.before(self.optimizer, self.units.model.named_parameters())
+        named = dict(self.units.model.named_parameters())
+        for name, p in named.items():
+            if self._known.get(name) != id(p):
+                raise RuntimeError(
+                    f"{name} is another parameter than when {type(self).__name__} was attached, so the optimizer does "
+                    "not train it. Load weights without assign=True; after any other replacement make a new optimizer "
+                    "and attach again."
+                )
+        self._guard.before(self.optimizer, {id(p): name for name, p in named.items()})
         self._add_gradient_()
 
     @torch.no_grad()

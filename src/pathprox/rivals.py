@@ -25,9 +25,7 @@ class GradientPenalty(Regularizer):
 
     @abstractmethod
     def _subgradients(self) -> Iterator[tuple[Slice, Tensor]]:
-        """Pieces of the penalty's subgradient for weight_decay = 1: a slice and what to add to its view of the
-        gradient.
-        """
+        """For weight_decay = 1: slices, and what to add to each one's view of the gradient."""
 
     def _start_(self) -> None:
         pass

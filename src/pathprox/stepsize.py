@@ -25,9 +25,7 @@ State = Mapping[str, Any]
 @dataclass(frozen=True)
 class Rule:
     step: Callable[[Options, State], Tensor | float]
-    """The step size after a step, from the parameter group's options and the parameter's state: a number, or one a
-    weight.
-    """
+    """The step size, from the group's options and the parameter's state after a step: a number, or one a weight."""
     powers: Mapping[str, int] = field(default_factory=dict)
     """State tensors that follow a weight: multiplied by factor**power when the weight is multiplied by factor."""
     decoupled: Callable[[Options], bool] = lambda options: bool(options.get("decoupled_weight_decay", False))
@@ -66,7 +64,7 @@ def _radam(options: Options, state: State) -> Tensor:
     length = torch.as_tensor(longest - 2 * t * beta**t / (1 - beta**t))
     rectified = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
     adaptive = (rectified.clamp_min(0) * (1 - beta**t)).sqrt() / (moment.sqrt() + options["eps"])
-    adapts = (length > 5).to(adaptive)  # before that, steps are plain
+    adapts = (length > 5).to(length)  # before that, steps are plain
     return options["lr"] * (adapts * adaptive + (1 - adapts))
 
 

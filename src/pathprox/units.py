@@ -28,9 +28,7 @@ class UnitGroup:
     out: tuple[Slice, ...]
     """Weights that the units feed: scaled by 1/a."""
     carried: tuple[Slice, ...] = ()
-    """What does not scale and is removed with the unit (a norm's statistics, the convolution before a batch norm,
-    PReLU slopes).
-    """
+    """What does not scale but is removed with the unit: a norm's statistics, the layer before it, PReLU slopes."""
 
     @property
     def name(self) -> str:

@@ -1,6 +1,4 @@
-"""From the book to groups of units, and from groups to the couplings that are penalised and the chains that are
-balanced.
-"""
+"""From the book to groups of units, from groups to the couplings to penalise and the chains to balance."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ def collect(book: Book) -> tuple[list[UnitGroup], list[LeftOut]]:
             end = ends.get(lost[0], [End("its output feeds no other layer", "")])[0]
             some = "" if len(lost) == len(roots) else f"{len(lost)} of {len(roots)} outputs: "
             left_out.append(LeftOut(layer.name, some + end.reason, end.where))
-    return groups, left_out
+    return groups, list(dict.fromkeys(left_out))
 
 
 def layer_rows(book: Book) -> list[Slice]:
@@ -114,9 +112,7 @@ def choose_couplings(groups: Sequence[UnitGroup]) -> list[int]:
 
 
 def _overlap(a: Slice, b: Slice) -> bool:
-    """Whether two slices share an entry: rows and columns always do, two sets of columns where they have one in
-    common.
-    """
+    """Whether two slices share an entry: rows and columns always do, columns among each other may."""
     if a.name != b.name:
         return False
     return a.dims != b.dims or bool(((a.owner >= 0) & (b.owner >= 0)).any())

@@ -45,9 +45,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Claim:
-    """At one operator, the positions of a parameter along ``dims`` belong to ``labels``, as one of the four kinds of
-    slices.
-    """
+    """At one operator, positions of a parameter along ``dims`` belong to ``labels``, as one of the kinds of slices."""
 
     kind: str
     parameter: Parameter
@@ -125,9 +123,7 @@ class Book:
         return gathered
 
     def unify(self, a: Tensor, b: Tensor, reason: str, where: str) -> Tensor:
-        """Entry by entry, ``a`` and ``b`` become one unit; where one of them is NONE the other ends. Returns the
-        common labels.
-        """
+        """Entry by entry ``a`` and ``b`` become one unit, or end where the other is NONE; returns the common labels."""
         a, b = torch.broadcast_tensors(a, b)
         shape = a.shape
         a, b = _compact(a, b)

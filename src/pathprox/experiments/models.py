@@ -34,13 +34,33 @@ class MLP(nn.Module):
         return x
 
 
-VGG19 = (64, 64, "M", 128, 128, "M", 256, 256, 256, 256, "M", 512, 512, 512, 512, "M", 512, 512, 512, 512, "M")
+VGG19: tuple[int | str, ...] = (
+    64,
+    64,
+    "M",
+    128,
+    128,
+    "M",
+    256,
+    256,
+    256,
+    256,
+    "M",
+    512,
+    512,
+    512,
+    512,
+    "M",
+    512,
+    512,
+    512,
+    512,
+    "A",
+)
 
 
 class VGG(nn.Module):
-    """VGG for 32 x 32 images: convolutions and max pooling as in ``plan``, then one linear layer. Kaiming normal
-    start, biases 0.
-    """
+    """VGG for 32 x 32 images: convolutions and pooling as in ``plan``, then one linear layer; Kaiming normal start."""
 
     def __init__(
         self, plan: Sequence[int | str] = VGG19, batch_norm: bool = False, channels: int = 3, classes: int = 10
@@ -49,7 +69,7 @@ class VGG(nn.Module):
         layers: list[nn.Module] = []
         for step in plan:
             if isinstance(step, str):
-                layers.append(nn.MaxPool2d(2))
+                layers.append({"M": nn.MaxPool2d, "A": nn.AvgPool2d}[step](2))
                 continue
             layers.append(nn.Conv2d(channels, step, 3, padding=1))
             layers += [nn.BatchNorm2d(step)] if batch_norm else []
