@@ -394,3 +394,15 @@ def test_labels_merge_end_and_ignore_padding():
     mixed = torch.stack([b, torch.tensor([ZERO, ZERO, ZERO])])
     assert book.reduce(mixed, [0], "why", "where").tolist() == [[4, 5, 6]]
     assert pathprox.UnitGroup.__doc__
+
+
+def test_a_stream_with_many_writers_has_a_short_line():
+    def forward(self, x):
+        x = torch.relu(self.stem(x))
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+    blocks = nn.ModuleList(chain(6, 5, 6) for _ in range(5))
+    text = str(find_units(Net(forward, stem=nn.Linear(4, 6), blocks=blocks, head=nn.Linear(6, 2)), torch.randn(1, 4)))
+    assert "stem, blocks.0.2 and 4 more  blocks.0.0, blocks.1.0 and 4 more" in text

@@ -202,8 +202,8 @@ class Units(Sequence[UnitGroup]):
             (
                 str(len(g)),
                 str(int(a.sum())),
-                ", ".join(g.layers_in),
-                ", ".join(g.layers_out),
+                _some(g.layers_in),
+                _some(g.layers_out),
                 "path norm" if i in coupled else "-",
             )
             for i, (g, a) in enumerate(zip(self.groups, self.active(), strict=True))
@@ -225,6 +225,11 @@ class Units(Sequence[UnitGroup]):
 
     def __repr__(self) -> str:
         return f"Units({len(self)} groups, {len(self._couplings)} couplings, {sum(map(len, self.groups))} units)"
+
+
+def _some(names: Sequence[str]) -> str:
+    """A list that stays readable where a residual stream has dozens of writers."""
+    return ", ".join(names) if len(names) <= 3 else f"{', '.join(names[:2])} and {len(names) - 2} more"
 
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
