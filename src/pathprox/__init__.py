@@ -12,6 +12,7 @@ from pathprox.objective import Objective, objective, stationarity
 from pathprox.optim import PathProx
 from pathprox.regularizer import Regularizer
 from pathprox.rivals import GroupLasso, Lasso, NormalizedWeightDecay, PathNorm, WeightDecay
+from pathprox.shrink import shrink
 from pathprox.slices import Slice
 from pathprox.units import LeftOut, UnitGroup, Units
 
@@ -34,5 +35,6 @@ __all__ = [
     "find_units",
     "local_lipschitz",
     "objective",
+    "shrink",
     "stationarity",
 ]

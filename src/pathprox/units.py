@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from pathprox.slices import Slice
 
@@ -88,6 +89,7 @@ class Units(Sequence[UnitGroup]):
         left_out: Iterable[LeftOut] = (),
         notes: Iterable[str] = (),
         rows: Iterable[Slice] = (),
+        inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
     ) -> None:
         self.model = model
         self.groups = tuple(groups)
@@ -95,6 +97,8 @@ class Units(Sequence[UnitGroup]):
         """Layers whose outputs are not units."""
         self.notes = tuple(notes)
         """What else there is to know of the proof."""
+        self.inputs = inputs
+        """The example that the units were found with: positional arguments, keyword arguments."""
         self._rows = {s.name: s for s in rows}
         self._couplings = tuple(couplings)
         self._chains = tuple(tuple(chain) for chain in chains)
@@ -127,6 +131,26 @@ class Units(Sequence[UnitGroup]):
         layer, _, leaf = name.rpartition(".")
         tensor: Tensor = getattr(self.model.get_submodule(layer), leaf)
         return tensor
+
+    @torch.no_grad()
+    def outputs(self, model: nn.Module) -> list[Tensor]:
+        """The tensors that a model (this one, or one made from it) returns for the example inputs, in evaluation mode."""
+        if self.inputs is None:
+            raise ValueError("these units were not made by find_units, so they have no example inputs")
+        modes = {module: module.training for module in model.modules()}
+        like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+
+        def fit(x: Any) -> Any:
+            if not isinstance(x, Tensor):
+                return x
+            return x.to(like) if x.is_floating_point() else x.to(like.device)
+
+        args, kwargs = tree_map(fit, self.inputs)
+        try:
+            return [leaf for leaf in tree_leaves(model.eval()(*args, **kwargs)) if isinstance(leaf, Tensor)]
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
 
     def norm(self, slices: Iterable[Slice]) -> Tensor:
         """The Euclidean norm of each unit's entries in these slices, in float32 or better."""

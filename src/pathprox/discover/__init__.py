@@ -56,11 +56,12 @@ def find_units(model: nn.Module, example_inputs: Any, exclude: Iterable[str] = (
     return Units(
         model,
         groups,
-        couplings,
-        find_chains(groups, couplings),
-        [*left_out, *excluded, *refused],
-        proof.notes,
-        layer_rows(book),
+        couplings=couplings,
+        chains=find_chains(groups, couplings),
+        left_out=[*left_out, *excluded, *refused],
+        notes=proof.notes,
+        rows=layer_rows(book),
+        inputs=_inputs(example_inputs),
     )
 
 

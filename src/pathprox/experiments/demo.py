@@ -36,6 +36,8 @@ class Curve:
     """Share of units that are not exactly zero, in percent."""
     accuracy: list[float] = field(default_factory=list)
     """On the test images, in percent."""
+    parameters: int = 0
+    """Of the network once its dead units are removed."""
 
 
 Method = Callable[[pathprox.Units, float], pathprox.Regularizer]
@@ -52,12 +54,14 @@ def run(out: Path, steps: int = 1500) -> list[Curve]:
         f"MLP-3-400 factorized, 100 MNIST images a digit, weight_decay {WEIGHT_DECAY}, {steps} steps of SGD\n"
     )
     console.print(str(pathprox.find_units(start, data["train"].images[:1])), highlight=False)
-    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[seen]}"), TimeRemainingColumn()
-    with Progress(*columns, console=console) as progress:
+    bar = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[seen]}"), TimeRemainingColumn()
+    with Progress(*bar, console=console) as progress:
         curves = [train(name, method, start, data, steps, progress) for name, method in METHODS.items()]
-    table = Table("", "objective (balanced)", "active units", "test accuracy", title="after training")
+    columns = "objective (balanced)", "active units", "test accuracy", "parameters once shrunk"
+    table = Table("", *columns, title="after training")
     for curve in curves:
-        table.add_row(curve.name, f"{curve.balanced[-1]:.4f}", f"{curve.active[-1]:.1f}%", f"{curve.accuracy[-1]:.1f}%")
+        last = f"{curve.balanced[-1]:.4f}", f"{curve.active[-1]:.1f}%", f"{curve.accuracy[-1]:.1f}%"
+        table.add_row(curve.name, *last, f"{curve.parameters:,}")
     console.print(table)
     out.mkdir(parents=True, exist_ok=True)
     draw(curves, out / "demo.png")
@@ -90,6 +94,7 @@ def train(name: str, method: Method, start: nn.Module, data: dict[str, Split], s
         cross_entropy(model(images[batch]), labels[batch]).backward()
         optimizer.step()
         schedule.step()
+    curve.parameters = sum(p.numel() for p in pathprox.shrink(model, units).parameters())
     return curve
 
 
