@@ -134,7 +134,7 @@ class Units(Sequence[UnitGroup]):
 
     @torch.no_grad()
     def outputs(self, model: nn.Module) -> list[Tensor]:
-        """The tensors that a model (this one, or one made from it) returns for the example inputs, in evaluation mode."""
+        """The tensors that a model (this one or one made from it) returns for the example inputs in evaluation mode."""
         if self.inputs is None:
             raise ValueError("these units were not made by find_units, so they have no example inputs")
         modes = {module: module.training for module in model.modules()}
