@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -28,6 +30,8 @@ class ReferencePathProx:
                     first.weight[i] /= norm
                     first.bias[i] /= norm
                     second.weight[:, i] *= norm
+            if balance:
+                self.balance_layers()
 
     @torch.no_grad()
     def step(self) -> None:
@@ -61,11 +65,13 @@ class ReferencePathProx:
             totals.append(sum(first.weight[i].norm() * second.weight[:, i].norm() for i in range(first.out_features)))
         if min(totals) == 0:
             return
-        mean = torch.stack(totals).log().mean().exp()
+        logs = torch.stack(totals).log()
+        steps = logs.mean() - logs
+        if steps.abs().max() > math.log(10):
+            return
         behind = torch.ones(())
-        for k, (first, second) in enumerate(self.pairs):
+        for factor, (first, second) in zip(steps.exp(), self.pairs, strict=True):
             self.scale(first.bias, behind)
-            factor = mean / totals[k]
             self.scale(second.weight, factor)
             behind = behind * factor
             self.scale(second.bias, behind)

@@ -71,8 +71,8 @@ def test_every_kind_of_layer(first, second, shape, bias):
     assert names(units) == ["0 -> 2"]
     assert len(units[0]) == 7
     assert len(units[0].bias) == bias
-    torch.testing.assert_close(units.norm(units[0].into), rows_of(model[0]).norm(dim=1))
-    torch.testing.assert_close(units.norm(units[0].out), columns_of(model[2]).norm(dim=1))
+    torch.testing.assert_close(units.norm(units[0].into), rows_of(model[0]).double().norm(dim=1))
+    torch.testing.assert_close(units.norm(units[0].out), columns_of(model[2]).double().norm(dim=1))
 
 
 def rows_of(layer):

@@ -146,7 +146,7 @@ def test_large_finite_gradients_are_no_error():
 
 def test_weights_that_are_not_finite_are_an_error():
     model, data = chain(8, 16, 4), batch()
-    optimizer, _ = attached(model, data[0], lambda p: SGD(p, lr=torch.finfo(torch.float32).max))
+    optimizer, _ = attached(model, data[0], lambda p: SGD(p, lr=torch.inf))
     with pytest.raises(FloatingPointError, match="0 -> 2"):
         train(model, optimizer, data, 3)
 

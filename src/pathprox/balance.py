@@ -8,6 +8,7 @@ weight decay would choose for this function.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -21,6 +22,9 @@ from pathprox.smallest import smallest_squares
 from pathprox.stepsize import carry_state_
 from pathprox.units import UnitGroup, Units
 
+BALANCED = 1e-5
+"""Totals that differ by less than this, relatively, count as equal."""
+
 Level = Literal["units", "layers", "network"]
 
 
@@ -33,7 +37,7 @@ def balance_(units: Units, level: Level = "network", optimizer: Optimizer | None
     """
     if level == "layers":
         for chain in find_links(units):
-            _balance_chain_(units, chain, optimizer)
+            balance_chain_(units, chain, optimizer)
     elif level in ("units", "network"):
         solution = smallest_squares(units, units.couplings if level == "units" else units.groups)
         for group, into, out in zip(solution.groups, solution.into, solution.out, strict=True):
@@ -94,24 +98,28 @@ def find_links(
     return [chain for chain in found if len(chain.couplings) > 1]
 
 
-def layer_factors(totals: Tensor) -> tuple[Tensor, Tensor]:
+def layer_factors(totals: Tensor, limit: float = math.inf) -> tuple[Tensor, Tensor]:
     """For the total path norms of a chain's couplings: what each ``out`` is multiplied by, and the product up to each.
 
     The product is what the activations behind that coupling have become larger by; it ends at 1, so the function is
-    unchanged. A chain with a dead coupling has no balance: nothing is changed.
+    unchanged. A chain with a dead coupling has no balance, and nothing is changed; nor if a factor would exceed
+    ``limit``.
     """
     log = totals.log()
-    log = torch.where((totals > 0).all() & log.isfinite().all(), log, 0)
     step = log.mean() - log
+    sound = step.isfinite().all() & (step.abs().max() <= math.log(limit))
+    step = torch.where(sound, step, 0)
     return step.exp(), step.cumsum(0).exp()
 
 
-def _balance_chain_(units: Units, chain: Chain, optimizer: Optimizer | None) -> None:
+def balance_chain_(units: Units, chain: Chain, optimizer: Optimizer | None, limit: float = math.inf) -> None:
     totals = torch.stack([(units.norm(g.into) * units.norm(g.out)).sum() for g in chain.couplings])
-    factors, behind = layer_factors(totals)
-    for k, group in enumerate(chain.couplings):
+    factors, behind = layer_factors(totals, limit)
+    if bool(((factors - 1).abs() < BALANCED).all()):
+        return
+    for group, factor in zip(chain.couplings, factors, strict=True):
         for s in group.out:
-            scale_(units, s, factors[k].expand(s.units), optimizer)
-    for k, biases in enumerate(chain.between):
+            scale_(units, s, factor.expand(s.units), optimizer)
+    for biases, factor in zip(chain.between, behind, strict=False):
         for s in biases:
-            scale_(units, s, behind[k].expand(s.units), optimizer)
+            scale_(units, s, factor.expand(s.units), optimizer)

@@ -32,7 +32,7 @@ def _spectral_norms(model: nn.Module, x: Tensor) -> Tensor:
             f"local_lipschitz needs a model that returns one tensor with a row a sample; got {type(y).__name__}"
             + (f" of shape {tuple(y.shape)} for inputs of shape {tuple(x.shape)}" if isinstance(y, Tensor) else "")
         )
-    outputs = y.flatten(1).unbind(1)
+    outputs = y.reshape(len(y), -1).unbind(1)
     rows = [
         torch.autograd.grad(o.sum(), x, retain_graph=i + 1 < len(outputs))[0].flatten(1) for i, o in enumerate(outputs)
     ]

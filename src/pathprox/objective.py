@@ -82,15 +82,17 @@ def stationarity(units: Units, weight_decay: float, bias: bool = False) -> float
         for s in slices:
             taken.setdefault(s.name, []).append(s)
 
-    for group in units.couplings:
+    couplings = [g for g in units.couplings if all(units.tensor(s.name).requires_grad for s in g.out)]
+    for group in couplings:
         into = group.into + (group.bias if bias else ())
         w, v = units.norm(into), units.norm(group.out)
         add(into, weight_decay * v / torch.where(w > 0, w, 1), torch.where(w > 0, 0, weight_decay * v))
         add(group.out, weight_decay * w / torch.where(v > 0, v, 1), torch.where(v > 0, 0, weight_decay * w))
-    for s in units.others():
+    for s in units.others(couplings):
         add([s], torch.full((1,), weight_decay), torch.zeros(1))
     for name, parameter in units.model.named_parameters():
-        whole = Slice(name, (parameter.numel(),), (0,), torch.zeros(parameter.numel()), 1)
+        shape = tuple(parameter.shape) or (1,)
+        whole = Slice(name, shape, tuple(range(len(shape))), torch.zeros(parameter.numel()), 1)
         rest = whole.rest(taken.get(name, []))
         if rest is not None:
             total += _residual(units, [rest], torch.zeros(1), torch.zeros(1))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
-from pathprox.balance import Chain, find_links, layer_factors, scale_, scale_state_
+from pathprox.balance import Chain, balance_chain_, find_links, layer_factors, scale_, scale_state_
 from pathprox.prox import metric_soft_threshold, normalize_factor, shrink_factor
 from pathprox.regularizer import Regularizer
 from pathprox.slices import Slice
@@ -17,8 +18,14 @@ from pathprox.units import UnitGroup, Units
 
 HELD = 1e-6
 """A norm this close to its gauge counts as there: attaching to a network that was trained so changes no bit of it."""
-BIAS_PASSES = 5
-"""With biases inside w, balancing the layers moves w off its sphere: so many passes of both settle it."""
+BALANCE_LIMIT = 10.0
+"""A chain is left as it is while a layer would have to be scaled by more than this: balancing one that is nearly dead
+blows up the biases behind it, and with them the next steps."""
+AWAKE = 0.5
+"""A unit that started with w = 0 is held at 1 from this norm on; folding a smaller w would blow up its bias."""
+LARGEST = 10.0
+"""In a metric, a weight without a gradient has an enormous step size. The penalty moves it at most so many times as far
+as the optimizer would move a weight with a gradient. At a stationary point this bound is not met."""
 
 
 class PathProx(Regularizer):
@@ -36,13 +43,15 @@ class PathProx(Regularizer):
         units: from `find_units`; ``units.couplings`` are penalised.
         weight_decay: lambda. The optimizer's own weight_decay must be 0.
         balance: balance the layers after each step (the paper's default).
-        bias: count the biases beside w as part of w. By default biases are not penalised.
+        bias: count the biases beside w as part of w. By default biases are not penalised. Layers with such biases are
+            not balanced against each other: scaling one would change what is penalised in the next.
         decoupled: threshold by ``lr * weight_decay`` whatever the optimizer's metric, as AdamW decays. The default for
             AdamW (and for others with ``decoupled_weight_decay=True``) only. That solves another problem than G, one
             that depends on the optimizer's second moments. False gives AdamW the metric step of Adam.
 
-    Frozen parameters are never changed. A unit with frozen w is penalised with its |w| as a constant, one with frozen
-    v not at all.
+    Frozen parameters are never changed. A unit with frozen w is penalised with its |w| as a constant; one with frozen v
+    is left out, and its w gets ordinary weight decay. A w that is frozen in part, or whose bias is, cannot be held at 1
+    and is decayed as |w| |v| asks.
     """
 
     def __init__(
@@ -66,6 +75,7 @@ class PathProx(Regularizer):
     # Algorithm 1.
 
     def _after_step_(self, ok: Tensor | None) -> None:
+        self._ok = None
         plan = self._make_plan()
         self._measure(plan, ok)
         for c in plan.couplings:
@@ -81,9 +91,9 @@ class PathProx(Regularizer):
         Where that is one factor a unit it is only noted, since the balance multiplies v anyway.
         """
         c.v_factor = torch.ones_like(c.v_norm)
-        steps = self._steps(c.group.out)
-        if steps is None:
+        if not all(map(self._steps_now, c.group.out)):
             return
+        steps = [self._step(s) for s in c.group.out]
         weight = self.weight_decay * c.w_gauge
         step = _common(steps)
         if step is not None:
@@ -92,43 +102,63 @@ class PathProx(Regularizer):
             return
         weights = [self._parameter(s).detach() for s in c.group.out]
         u = torch.cat([s.gather(x) for s, x in zip(c.group.out, weights, strict=True)], 1)
+        pull = (weight / torch.where(c.v_norm > 0, c.v_norm, 1)).to(u)
         sizes = [
-            s.gather(torch.as_tensor(step).to(x).expand_as(x))
+            s.gather(torch.ones_like(s.view(x)) * self._bounded(s, step, s.view(x) * s.expand(pull)))
             for s, step, x in zip(c.group.out, steps, weights, strict=True)
         ]
-        v = metric_soft_threshold(u, torch.cat(sizes, 1), weight)
+        v = metric_soft_threshold(u, torch.cat(sizes, 1), weight.to(u))
         v = v if self._ok is None else torch.where(self._ok, v, u)
         for s, x, rows in zip(c.group.out, weights, v.split([size.shape[1] for size in sizes], 1), strict=True):
             s.write_(x, rows)
-        c.v_norm = torch.linalg.vector_norm(v, dim=1)
+        c.v_norm = torch.linalg.vector_norm(v, dim=1).to(c.v_norm)
 
     def _project_w_(self, c: _Coupling) -> None:
         """w <- w / |w|.
 
         In a metric, w is first decayed as the penalty |w| |v| asks. Along w this changes nothing, but without it the
-        projection would stop at points that are not stationary. A w that is frozen in part cannot be projected; its
-        rest is decayed.
+        projection would stop at points that are not stationary. A w that cannot be projected is only decayed.
         """
-        steps = self._steps(c.into) if c.held else None
+        moved = [s for s in c.into if self._steps_now(s)]
+        if not moved:
+            return
         norm = c.w_norm
-        if steps is None or _common(steps) is None:
-            for s in c.into:
+        small = torch.zeros_like(norm, dtype=torch.bool) if c.gauge is None else torch.eq(c.gauge, 0)
+        if not c.held or _common([self._step(s) for s in moved]) is None:
+            for s in moved:
                 self._decay_(s, c.v_norm / torch.where(c.w_gauge > 0, c.w_gauge, 1))
             norm = self.units.norm(c.into)
-        if steps is not None:
+        elif c.waiting:
+            for s in moved:
+                self._decay_(s, torch.where(small, c.v_norm / torch.where(norm > 0, norm, 1), 0))
+        if c.held:
+            factor = torch.where(small, 1, normalize_factor(norm, c.w_gauge))
             for s in c.into:
-                self._scale_(s, normalize_factor(norm, c.w_gauge))
+                self._scale_(s, factor)
+        else:
+            c.w_gauge = norm
 
     def _decay_(self, s: Slice, pull: Tensor) -> None:
         """x <- x / (1 + step * weight_decay * pull): the proximal step of weight_decay * pull / 2 * |x|^2."""
-        steps = self._steps([s])
-        if steps is None:
+        if not self._steps_now(s):
             return
-        step, x = steps[0], s.view(self._parameter(s).detach())
-        if isinstance(step, Tensor) and step.dim():
-            step = s.view(step)
-        factor = 1 / (1 + step * s.expand(self.weight_decay * pull.to(x), fill=0))
-        x.mul_(self._gated(factor))
+        x = s.view(self._parameter(s).detach())
+        rate = s.expand(self.weight_decay * pull.to(x), fill=0)
+        x.mul_(self._gated(1 / (1 + self._bounded(s, self._step(s), x * rate) * rate)))
+
+    def _bounded(self, s: Slice, step: Tensor | float, penalty: Tensor) -> Tensor | float:
+        """The step sizes in the slice's view, so that no weight goes further than `LARGEST` times the optimizer's way.
+
+        ``penalty`` is the penalty's gradient. At a stationary point it is as large as the loss's, by which the
+        optimizer has scaled its step, so there the bound does not act; it does where a weight has had no gradient.
+        """
+        if not isinstance(step, Tensor) or not step.dim():
+            return step
+        options = self._trained[id(self._parameter(s))]
+        largest = None if self._is_decoupled(options) else self._rule.largest(options)
+        if largest is None:
+            return s.view(step)
+        return torch.minimum(s.view(step), torch.where(penalty == 0, torch.inf, LARGEST * largest / penalty.abs()))
 
     def _balance_(self, plan: _Plan) -> None:
         """Give all couplings of a chain the same total path norm; v takes this factor and its threshold's at once."""
@@ -137,94 +167,118 @@ class PathProx(Regularizer):
         for chain in plan.chains:
             members = [of[id(group)] for group in chain.couplings]
             totals = torch.stack([(c.w_gauge * c.v_norm).sum() for c in members])
-            factors |= dict(zip(map(id, members), self._balance_biases_(chain, totals), strict=True))
+            due, behind = layer_factors(totals, BALANCE_LIMIT)
+            factors |= dict(zip(map(id, members), due, strict=True))
+            for biases, factor in zip(chain.between, behind, strict=False):
+                for s in biases:
+                    self._scale_(s, factor.expand(s.units), carry=True)
         for c in plan.couplings:
             for s in c.group.out:
                 layer = self._gated(factors[id(c)]).expand(s.units)
                 self._scale_(s, layer * c.v_factor)
                 if plan.chains:
                     scale_state_(self.units, s, layer, self.optimizer)
-        if self.bias:
-            self._settle_(plan)
-
-    def _balance_biases_(self, chain: Chain, totals: Tensor) -> Tensor:
-        """Scale a chain's biases as its balance asks; returns the factor that is due to each v."""
-        factors, behind = layer_factors(totals)
-        for biases, factor in zip(chain.between, behind, strict=False):
-            for s in biases:
-                self._scale_(s, factor.expand(s.units), carry=True)
-        return factors
-
-    def _settle_(self, plan: _Plan) -> None:
-        """Balanced biases are part of w here: fold and balance in turn until both hold."""
-        of = {id(c.group): c for c in plan.couplings}
-        for chain in plan.chains:
-            members = [of[id(group)] for group in chain.couplings]
-            for _ in range(BIAS_PASSES):
-                totals = torch.stack([(c.w_gauge * self.units.norm(c.group.out)).sum() for c in members])
-                for c, factor in zip(members, self._balance_biases_(chain, totals), strict=True):
-                    for s in c.group.out:
-                        self._scale_(s, factor.expand(s.units), carry=True)
-                    if c.held:
-                        self._fold_(c)
 
     # What the algorithm stands on.
 
     def _start_(self) -> None:
-        self._make_plan()
+        self._ok = None
+        plan = self._make_plan()
+        for chain in plan.chains:
+            balance_chain_(self.units, chain, self.optimizer, BALANCE_LIMIT)
+        self._remember()
 
     def _add_gradient_(self) -> None:
-        pass  # the penalty is not smooth: it acts after the step
+        """The penalty is not smooth and acts after the step. But weights that were edited since have to be folded."""
+        self._ok = None
+        for c in self._couplings:
+            if c.gauge is not None and c.versions != self._versions(c):
+                self._fold_(c, gradients=True)
+
+    def _remember(self) -> None:
+        for c in self._couplings:
+            c.versions = self._versions(c)
+
+    def _versions(self, c: _Coupling) -> list[int]:
+        return [self._parameter(s)._version for s in c.into]
+
+    def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super()._after(optimizer, args, kwargs)
+        self._remember()
 
     def _make_plan(self) -> _Plan:
         """Which couplings are penalised; made anew when parameters were frozen, thawed or given to the optimizer."""
         self._trained = self._options()
         key = frozenset(self._trained)
         if self._plan is None or self._plan.key != key:
+            inside = {s.name for c in self._couplings for s in c.into if self.bias} & {
+                s.name for c in self._couplings for s in c.group.bias
+            }
 
             def free(s: Slice) -> bool:
                 return id(self._parameter(s)) in key
 
             couplings = [c for c in self._couplings if all(map(free, c.group.out))]
             chosen = {id(c.group) for c in couplings}
-            chains = find_links(self.units, lambda group: id(group) in chosen, free) if self.balance else []
+            for c in self._couplings:
+                c.held = id(c.group) in chosen and all(map(free, c.group.into + c.group.bias))
+                if not c.held:
+                    c.gauge = None
+                elif c.gauge is None:
+                    self._fold_(c)
+            chains = []
+            if self.balance:
+                chains = find_links(
+                    self.units, lambda group: id(group) in chosen, lambda s: free(s) and s.name not in inside
+                )
             self._plan = _Plan(key, couplings, self.units.others([c.group for c in couplings]), chains)
-            for c in couplings:
-                c.held = all(map(free, c.into))
-                self._hold_(c, foldable=all(map(free, c.group.bias)))
         return self._plan
 
-    def _hold_(self, c: _Coupling, foldable: bool) -> None:
-        """Choose the norm that w is held at: 1 where |w| can be folded into v, else what it is; 0 for w = 0."""
-        if c.held and c.gauge is None:
-            norm = self.units.norm(c.into)
-            c.gauge = (norm > 0).to(norm) if foldable else norm
-            self._fold_(c)
-
-    def _fold_(self, c: _Coupling) -> None:
-        """Bring w to its norm and pay with v: the function stays."""
-        assert c.gauge is not None
+    def _fold_(self, c: _Coupling, gradients: bool = False) -> None:
+        """Bring w to norm 1 and pay with v: the function stays. A unit with w = 0 has to wait until it has grown."""
         norm = self.units.norm(c.into)
-        factor = normalize_factor(norm, c.gauge.to(norm))
+        factor = normalize_factor(norm)
         factor = torch.where((factor - 1).abs() < HELD, 1, factor)
-        for s in c.group.into + c.group.bias:
-            self._scale_(s, factor, carry=True)
-        for s in c.group.out:
-            self._scale_(s, 1 / torch.where(c.gauge > 0, factor, 1), carry=True)
+        c.gauge = (norm > 0).to(norm)
+        c.waiting = bool((norm == 0).any())
+        for slices, f in ((c.group.into + c.group.bias, factor), (c.group.out, 1 / factor)):
+            for s in slices:
+                self._scale_(s, f, carry=True)
+                gradient = self._parameter(s).grad
+                if gradients and gradient is not None:
+                    s.scale_(gradient, 1 / f)
 
     def _measure(self, plan: _Plan, ok: Tensor | None) -> None:
         """The norms after the optimizer's step. If one is not finite the step goes no further."""
         for c in plan.couplings:
+            if c.held and c.waiting:
+                self._wake_(c)
             c.w_norm, c.v_norm = self.units.norm(c.into), self.units.norm(c.group.out)
-            c.w_gauge = c.gauge.to(c.w_norm) if c.held and c.gauge is not None else c.w_norm
+            c.w_gauge = c.w_norm
+            if c.held and c.gauge is not None:
+                c.w_gauge = torch.where(torch.eq(c.gauge, 0), c.w_norm, c.gauge.to(c.w_norm))
         self._ok = self._guard.weights({c.group.name: (c.w_norm, c.v_norm) for c in plan.couplings}, ok)
 
-    def _steps(self, slices: Sequence[Slice]) -> list[Tensor | float] | None:
-        """The step size of each slice's parameter; None if some of them did not take part in this step."""
-        parameters = [self._parameter(s) for s in slices]
-        if any(p.grad is None or id(p) not in self._trained for p in parameters):
-            return None
-        return [self._step_size(p, self._trained[id(p)]) for p in parameters]
+    def _wake_(self, c: _Coupling) -> None:
+        """Units that had w = 0 and have grown are folded, since projecting them would change the function."""
+        assert c.gauge is not None
+        norm = self.units.norm(c.into)
+        woken = (c.gauge.to(norm) == 0) & (norm > AWAKE) & norm.isfinite()
+        factor = torch.where(woken, normalize_factor(norm), 1)
+        for s in c.group.into + c.group.bias:
+            self._scale_(s, factor, carry=True)
+        for s in c.group.out:
+            self._scale_(s, 1 / factor, carry=True)
+        c.gauge = torch.where(woken, 1, c.gauge.to(norm))
+
+    def _steps_now(self, s: Slice) -> bool:
+        """Whether the slice's parameter took part in this step."""
+        number = id(self._parameter(s))
+        return number in self._stepping and number in self._trained
+
+    def _step(self, s: Slice) -> Tensor | float:
+        parameter = self._parameter(s)
+        return self._step_size(parameter, self._trained[id(parameter)])
 
     def _scale_(self, s: Slice, factor: Tensor, carry: bool = False) -> None:
         """Multiply by one factor a unit; ``carry``: the function stays, so let the optimizer's state follow."""
@@ -247,8 +301,12 @@ class PathProx(Regularizer):
                     f"the saved state has {len(gauge)} units in the coupling {name!r}, which this model does not have"
                 )
         super().load_state_dict(state)
-        for name, gauge in state["gauge"].items():
-            names[name].gauge = gauge.clone()
+        for name, c in names.items():
+            gauge = state["gauge"].get(name)
+            c.gauge = None if gauge is None else gauge.clone()
+            c.waiting = gauge is not None and bool((gauge == 0).any())
+            c.versions = self._versions(c)
+        self._plan = None
 
 
 _UNSET = torch.empty(0)
@@ -265,6 +323,10 @@ class _Coupling:
     """The norm that each w is held at; None before it is first penalised."""
     held: bool = False
     """Whether w is free to be projected."""
+    waiting: bool = False
+    """Whether some unit has w = 0."""
+    versions: list[int] = field(default_factory=list)
+    """How often the tensors of w had been written to when it was last brought to its norm."""
     w_norm: Tensor = _UNSET
     v_norm: Tensor = _UNSET
     w_gauge: Tensor = _UNSET

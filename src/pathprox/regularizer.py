@@ -36,6 +36,7 @@ class Regularizer(ABC):
         self._optimizer: Optimizer | None = None
         self._guard = Guard()
         self._known: dict[str, int] = {}
+        self._stepping: set[int] = set()
         self._handles: list[Any] = []
 
     # What a regulariser is made of.
@@ -147,7 +148,9 @@ class Regularizer(ABC):
                     "not train it. Load weights without assign=True; after any other replacement make a new optimizer "
                     "and attach again."
                 )
+        self._refuse_unfit(self.optimizer)
         self._guard.before(self.optimizer, {id(p): name for name, p in named.items()})
+        self._stepping = {id(p) for p in named.values() if p.grad is not None}
         self._add_gradient_()
 
     @torch.no_grad()
@@ -174,9 +177,10 @@ class Regularizer(ABC):
     def _step_size(self, parameter: nn.Parameter, options: dict[str, Any]) -> Tensor | float:
         """How far the step moved this parameter for each unit of gradient: a number, or one for each weight."""
         if self._is_decoupled(options):
-            lr: Tensor | float = options["lr"]
-            return lr
-        return self._rule.step(options, self.optimizer.state.get(parameter, {}))
+            step: Tensor | float = options["lr"]
+        else:
+            step = self._rule.step(options, self.optimizer.state.get(parameter, {}))
+        return step.reshape(()) if isinstance(step, Tensor) and step.numel() == 1 else step
 
     def _parameter(self, s: Slice) -> nn.Parameter:
         parameter = self.units.tensor(s.name)

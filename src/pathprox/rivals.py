@@ -38,9 +38,16 @@ class GradientPenalty(Regularizer):
         scale = getattr(self.optimizer, "grad_scale", None)  # set where a fused optimizer unscales the gradients itself
         for s, piece in self._subgradients():
             parameter = self._parameter(s)
-            if parameter.grad is not None and id(parameter) in trained:
-                piece = piece * self.weight_decay
-                s.view(parameter.grad).add_(piece if scale is None else piece * scale)
+            if parameter.grad is None or id(parameter) not in trained:
+                continue
+            if parameter.grad.is_sparse:
+                raise TypeError(
+                    f"the gradient of {s.name} is sparse, and {type(self).__name__} adds to all of it. "
+                    "Make the embedding with sparse=False, or use PathProx."
+                )
+            sign = -1 if trained[id(parameter)].get("maximize") else 1
+            piece = piece * (self.weight_decay * sign)
+            s.view(parameter.grad).add_(piece if scale is None else piece * scale)
 
     def _weights(self) -> Iterator[tuple[Slice, Tensor]]:
         """Every penalised weight, by the rows of its layer."""
@@ -114,22 +121,29 @@ class NormalizedWeightDecay(WeightDecay):
     """
 
     def _start_(self) -> None:
-        trained = self._options()
-        self._held = [
-            group
-            for group in self.units.couplings
-            if all(id(self._parameter(s)) in trained for s in group.into + group.bias + group.out)
-        ]
-        for group in self._held:
-            norm = self.units.norm(group.into)
-            for s in group.into + group.bias:
-                scale_(self.units, s, normalize_factor(norm), self.optimizer)
-            for s in group.out:
-                scale_(self.units, s, torch.where(norm > 0, norm, 1), self.optimizer)
+        self._folded: set[int] = set()
+        self._hold_(None)
 
     def _after_step_(self, ok: Tensor | None) -> None:
         super()._after_step_(ok)
-        for group in self._held:
-            factor = normalize_factor(self.units.norm(group.into))
-            for s in group.into:
-                scale_(self.units, s, factor if ok is None else torch.where(ok, factor, 1))
+        self._hold_(ok)
+
+    def _hold_(self, ok: Tensor | None) -> None:
+        """Project every w that is free; fold |w| into v when it is held for the first time, or again after a freeze."""
+        trained = self._options()
+        for i, group in enumerate(self.units.couplings):
+            if not all(id(self._parameter(s)) in trained for s in group.into + group.bias + group.out):
+                self._folded.discard(i)
+                continue
+            norm = self.units.norm(group.into)
+            factor = normalize_factor(norm)
+            factor = factor if ok is None else torch.where(ok, factor, 1)
+            if i in self._folded:
+                for s in group.into:
+                    scale_(self.units, s, factor)
+            else:
+                for s in group.into + group.bias:
+                    scale_(self.units, s, factor, self.optimizer)
+                for s in group.out:
+                    scale_(self.units, s, 1 / factor, self.optimizer)
+                self._folded.add(i)

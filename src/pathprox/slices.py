@@ -103,10 +103,13 @@ class Slice:
         return padded[self._index("_members", tensor.device)].flatten(1)
 
     def square_sum(self, tensor: Tensor) -> Tensor:
-        """The sum of squares of every unit's entries."""
+        """The sum of squares of every unit's entries, in float64 where the device has it."""
         rest = self._rest()
         view = self.view(tensor)
-        return self._per_unit((torch.linalg.vector_norm(view, dim=rest) if rest else view).square())
+        wide = view.dtype if view.device.type == "mps" else torch.float64  # long float32 sums lose more than 1e-6
+        return self._per_unit(
+            (torch.linalg.vector_norm(view, dim=rest, dtype=wide) if rest else view.to(wide)).square()
+        )
 
     def total(self, view: Tensor) -> Tensor:
         """The sum of every unit's entries in a tensor shaped like the view (other dimensions may be summed already)."""
@@ -141,4 +144,4 @@ class Slice:
         rows = rows.reshape(members.numel(), *view.shape[len(self.dims) :])
         there = members.flatten() < len(self.owner)
         where = torch.unravel_index(members.flatten()[there], view.shape[: len(self.dims)])
-        view[where] = rows[there]
+        view[where] = rows[there].to(view.dtype)

@@ -28,6 +28,8 @@ class Rule:
     """The step size, from the group's options and the parameter's state after a step: a number, or one a weight."""
     powers: Mapping[str, int] = field(default_factory=dict)
     """State tensors that follow a weight: multiplied by factor**power when the weight is multiplied by factor."""
+    largest: Callable[[Options], Any] = lambda options: None
+    """How far an adaptive optimizer moves a weight at most, about, in a step; None where nothing bounds it."""
     decoupled: Callable[[Options], bool] = lambda options: bool(options.get("decoupled_weight_decay", False))
     """Whether the optimizer's own weight decay is of the decoupled kind."""
 
@@ -63,6 +65,7 @@ def _radam(options: Options, state: State) -> Tensor:
     longest = 2 / (1 - beta) - 1
     length = torch.as_tensor(longest - 2 * t * beta**t / (1 - beta**t))
     rectified = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
+    rectified = rectified.nan_to_num(0, 0, 0)  # it is used only where length > 5
     adaptive = (rectified.clamp_min(0) * (1 - beta**t)).sqrt() / (moment.sqrt() + options["eps"])
     adapts = (length > 5).to(length)  # before that, steps are plain
     return options["lr"] * (adapts * adaptive + (1 - adapts))
@@ -89,17 +92,25 @@ def _adadelta(options: Options, state: State) -> Tensor:
     return options["lr"] * ratio.sqrt()
 
 
+def _lr(options: Options) -> Any:
+    return options["lr"]
+
+
 _MOMENTS = {"exp_avg": -1, "exp_avg_sq": -2, "max_exp_avg_sq": -2}
 
 RULES: dict[type[optim.Optimizer], Rule] = {
     optim.SGD: Rule(_sgd, {"momentum_buffer": -1}),
-    optim.AdamW: Rule(_adam, _MOMENTS, decoupled=lambda options: True),
-    optim.Adam: Rule(_adam, _MOMENTS),
-    optim.NAdam: Rule(_nadam, _MOMENTS),
-    optim.RAdam: Rule(_radam, _MOMENTS),
-    optim.Adamax: Rule(_adamax, {"exp_avg": -1, "exp_inf": -1}),
-    optim.Adagrad: Rule(_adagrad, {"sum": -2}),
-    optim.RMSprop: Rule(_rmsprop, {"square_avg": -2, "grad_avg": -1, "momentum_buffer": 0}),
+    optim.AdamW: Rule(_adam, _MOMENTS, _lr, decoupled=lambda options: True),
+    optim.Adam: Rule(_adam, _MOMENTS, _lr),
+    optim.NAdam: Rule(_nadam, _MOMENTS, _lr),
+    optim.RAdam: Rule(_radam, _MOMENTS, _lr),
+    optim.Adamax: Rule(_adamax, {"exp_avg": -1, "exp_inf": -1}, _lr),
+    optim.Adagrad: Rule(_adagrad, {"sum": -2}, _lr),
+    optim.RMSprop: Rule(
+        _rmsprop,
+        {"square_avg": -2, "grad_avg": -1, "momentum_buffer": 0},
+        lambda options: options["lr"] / (1 - options["momentum"]),
+    ),
     optim.Adadelta: Rule(_adadelta, {"square_avg": -2, "acc_delta": 2}),
 }
 

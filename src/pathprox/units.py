@@ -153,11 +153,10 @@ class Units(Sequence[UnitGroup]):
                 module.training = mode
 
     def norm(self, slices: Iterable[Slice]) -> Tensor:
-        """The Euclidean norm of each unit's entries in these slices, in float32 or better."""
+        """The Euclidean norm of each unit's entries in these slices, in float64 where the device has it."""
         total: Tensor | None = None
         for s in slices:
-            tensor = self.tensor(s.name).detach()
-            part = s.square_sum(tensor if tensor.dtype == torch.float64 else tensor.float())
+            part = s.square_sum(self.tensor(s.name).detach())
             total = part if total is None else total + part.to(total.device)
         if total is None:
             raise ValueError("no slices given: there is no norm of nothing")
