@@ -42,7 +42,9 @@ def _sgd(options: Options, state: State) -> Tensor | float:
 def _time(state: State) -> Tensor | float:
     """The number of steps: a tensor only where it lives on a GPU, so that reading it costs no synchronisation."""
     step = state["step"]
-    return step if isinstance(step, Tensor) and step.device.type != "cpu" else float(step)
+    if not isinstance(step, Tensor) or step.device.type == "cpu":
+        return float(step)
+    return step if step.device.type == "mps" else step.double()  # 1 - 0.999**step loses four digits in float32
 
 
 def _second_moment(options: Options, state: State, key: str = "exp_avg_sq") -> Tensor:
