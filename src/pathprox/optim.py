@@ -144,7 +144,10 @@ class PathProx(Regularizer):
             return
         x = s.view(self._parameter(s).detach())
         rate = s.expand(self.weight_decay * pull.to(x), fill=0)
-        x.mul_(self._gated(1 / (1 + self._bounded(s, self._step(s), x * rate) * rate)))
+        step = self._step(s)
+        if isinstance(step, Tensor) and step.dim():
+            step = self._bounded(s, step, x * rate)
+        x.mul_(self._gated(1 / (1 + step * rate)))
 
     def _bounded(self, s: Slice, step: Tensor | float, penalty: Tensor) -> Tensor | float:
         """The step sizes in the slice's view, so that no weight goes further than `LARGEST` times the optimizer's way.
@@ -211,9 +214,7 @@ class PathProx(Regularizer):
         self._trained = self._options()
         key = frozenset(self._trained)
         if self._plan is None or self._plan.key != key:
-            inside = {s.name for c in self._couplings for s in c.into if self.bias} & {
-                s.name for c in self._couplings for s in c.group.bias
-            }
+            inside = {s.name for c in self._couplings for s in c.group.bias} if self.bias else set()
 
             def free(s: Slice) -> bool:
                 return id(self._parameter(s)) in key
