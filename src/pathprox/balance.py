@@ -41,12 +41,17 @@ def balance_(units: Units, level: Level = "network", optimizer: Optimizer | None
     elif level in ("units", "network"):
         solution = smallest_squares(units, units.couplings if level == "units" else units.groups)
         for group, into, out in zip(solution.groups, solution.into, solution.out, strict=True):
-            for s in group.into + group.bias:
-                scale_(units, s, into, optimizer)
-            for s in group.out:
-                scale_(units, s, out, optimizer)
+            rescale_(units, group, into, out, optimizer)
     else:
         raise ValueError(f"level must be 'units', 'layers' or 'network', not {level!r}")
+
+
+def rescale_(units: Units, group: UnitGroup, into: Tensor, out: Tensor, optimizer: Optimizer | None = None) -> None:
+    """Multiply what feeds the units by ``into`` and what they feed by ``out``, its inverse: the function stays."""
+    for s in group.into + group.bias:
+        scale_(units, s, into, optimizer)
+    for s in group.out:
+        scale_(units, s, out, optimizer)
 
 
 def scale_(units: Units, s: Slice, factor: Tensor, optimizer: Optimizer | None = None) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pathprox.balance import Chain, balance_chain_, find_links, layer_factors, scale_, scale_state_
+from pathprox.balance import Chain, balance_chain_, find_links, layer_factors, rescale_, scale_, scale_state_
 from pathprox.prox import metric_soft_threshold, normalize_factor, shrink_factor
 from pathprox.regularizer import Regularizer
 from pathprox.slices import Slice
@@ -242,12 +242,13 @@ class PathProx(Regularizer):
         factor = torch.where((factor - 1).abs() < HELD, 1, factor)
         c.gauge = (norm > 0).to(norm)
         c.waiting = bool((norm == 0).any())
-        for slices, f in ((c.group.into + c.group.bias, factor), (c.group.out, 1 / factor)):
-            for s in slices:
-                self._scale_(s, f, carry=True)
+        factor = self._gated(factor)
+        rescale_(self.units, c.group, factor, 1 / factor, self.optimizer)
+        for slices, inverse in ((c.group.into + c.group.bias, 1 / factor), (c.group.out, factor)):
+            for s in slices if gradients else ():
                 gradient = self._parameter(s).grad
-                if gradients and gradient is not None:
-                    s.scale_(gradient, 1 / f)
+                if gradient is not None:
+                    s.scale_(gradient, inverse)
 
     def _measure(self, plan: _Plan, ok: Tensor | None) -> None:
         """The norms after the optimizer's step. If one is not finite the step goes no further."""
@@ -266,10 +267,8 @@ class PathProx(Regularizer):
         norm = self.units.norm(c.into)
         woken = (c.gauge.to(norm) == 0) & (norm > AWAKE) & norm.isfinite()
         factor = torch.where(woken, normalize_factor(norm), 1)
-        for s in c.group.into + c.group.bias:
-            self._scale_(s, factor, carry=True)
-        for s in c.group.out:
-            self._scale_(s, 1 / factor, carry=True)
+        factor = self._gated(factor)
+        rescale_(self.units, c.group, factor, 1 / factor, self.optimizer)
         c.gauge = torch.where(woken, 1, c.gauge.to(norm))
 
     def _steps_now(self, s: Slice) -> bool:

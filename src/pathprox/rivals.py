@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pathprox.balance import scale_
+from pathprox.balance import rescale_, scale_
 from pathprox.prox import normalize_factor
 from pathprox.regularizer import Regularizer
 from pathprox.slices import Slice
@@ -84,6 +84,9 @@ class WeightDecay(GradientPenalty):
 class PathNorm(GradientPenalty):
     """SGD on the path-norm objective G: the penalty of PathProx without its proximal step."""
 
+    def _start_(self) -> None:
+        self._others = self.units.others()
+
     def _subgradients(self) -> Iterator[tuple[Slice, Tensor]]:
         for group in self.units.couplings:
             w, v = self.units.norm(group.into), self.units.norm(group.out)
@@ -92,7 +95,7 @@ class PathNorm(GradientPenalty):
                     weight = self._parameter(s).detach()
                     pull = torch.where(mine > 0, other / torch.where(mine > 0, mine, 1), 0).to(weight)
                     yield s, s.view(weight) * s.expand(pull, fill=0)
-        for s in self.units.others():
+        for s in self._others:
             weight = self._parameter(s).detach()
             yield s, s.view(weight) * s.expand(torch.ones(1).to(weight), fill=0)
 
@@ -142,8 +145,5 @@ class NormalizedWeightDecay(WeightDecay):
                 for s in group.into:
                     scale_(self.units, s, factor)
             else:
-                for s in group.into + group.bias:
-                    scale_(self.units, s, factor, self.optimizer)
-                for s in group.out:
-                    scale_(self.units, s, 1 / factor, self.optimizer)
+                rescale_(self.units, group, factor, 1 / factor, self.optimizer)
                 self._folded.add(i)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, overload
 
 import torch
@@ -180,16 +181,19 @@ class Units(Sequence[UnitGroup]):
 
         Penalised are the weights of units and all parameters of two or more dimensions; biases are not.
         """
+        return list(self._penalised)
+
+    @cached_property
+    def _penalised(self) -> tuple[Slice, ...]:
         weights = {s.name for group in self.groups for s in group.weights}
         biases = {s.name for group in self.groups for s in group.bias}
         found = []
         for name, parameter in self.model.named_parameters():
             if name in weights or (parameter.dim() >= 2 and name not in biases):
                 count = parameter.shape[0]
-                found.append(
-                    self._rows.get(name) or Slice(name, tuple(parameter.shape), (0,), torch.arange(count), count)
-                )
-        return found
+                rows = Slice(name, tuple(parameter.shape), (0,), torch.arange(count), count)
+                found.append(self._rows.get(name, rows))
+        return tuple(found)
 
     def others(self, couplings: Sequence[UnitGroup] | None = None) -> list[Slice]:
         """Penalised weights that no coupling holds: they get ordinary weight decay.

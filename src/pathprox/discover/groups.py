@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -61,8 +62,7 @@ def _inherited(book: Book, claims: Sequence[Labelled]) -> list[Labelled]:
     for claim, roots in claims:
         theirs = torch.tensor([heirs.get(r, NONE) for r in roots.tolist()])
         if (theirs != NONE).any():
-            claim = Claim("carried", claim.parameter, claim.shape, claim.dims, claim.labels, claim.operator)
-            carried.append((claim, theirs))
+            carried.append((replace(claim, kind="carried"), theirs))
     return carried
 
 

@@ -52,7 +52,6 @@ class Claim:
     shape: tuple[int, ...]
     dims: tuple[int, ...]
     labels: Tensor
-    operator: str
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class Op:
         self, kind: str, parameter: Parameter, labels: Tensor, shape: tuple[int, ...], dims: tuple[int, ...]
     ) -> None:
         self.understood.add(parameter.name)
-        self.book.claim(Claim(kind, parameter, shape, dims, labels.flatten(), f"{self.name} ({self.where})"))
+        self.book.claim(Claim(kind, parameter, shape, dims, labels.flatten()))
 
     def reduce(self, labels: Tensor, dims: list[int], how: str) -> Tensor:
         return self.book.reduce(labels, dims, f"{self.name} {how}", self.where)
