@@ -32,6 +32,7 @@ def test_inspect_prints_json_for_machines():
         "units": 64,
         "active": 64,
         "coupled": True,
+        "homogeneous": True,
     }
     assert {"layer": "classifier", "reason": "it is the model's output", "where": ""} in table["left_out"]
 

@@ -129,7 +129,7 @@ def test_homogeneous_operators_let_units_through(between):
         (nn.Softmax(1), "softmax is not homogeneous"),
         (nn.ConstantPad2d(1, 2.0), "padding with 2.0"),
         (Net(lambda self, x: x + 1), "constant"),
-        (Net(lambda self, x: x * x), "two units"),
+        (Net(lambda self, x: x * x), "by itself"),
         (Net(lambda self, x: 1 / x), "not homogeneous"),
         (Net(lambda self, x: x.long().double()), "whole numbers"),
         (Net(lambda self, x: torch.fft.fft(x).real), "not known to keep"),

@@ -39,7 +39,8 @@ def balance_(units: Units, level: Level = "network", optimizer: Optimizer | None
         for chain in find_links(units):
             balance_chain_(units, chain, optimizer)
     elif level in ("units", "network"):
-        solution = smallest_squares(units, units.couplings if level == "units" else units.groups)
+        groups = units.couplings if level == "units" else units.groups
+        solution = smallest_squares(units, [g for g in groups if g.homogeneous])
         for group, into, out in zip(solution.groups, solution.into, solution.out, strict=True):
             rescale_(units, group, into, out, optimizer)
     else:

@@ -3,7 +3,8 @@
     F = loss + weight_decay/2 * sum of squared weights                                     the weight-decay objective
     G = loss + weight_decay * ( sum over units |w| |v| + 1/2 sum of other squared weights )  the path-norm objective
 
-They have the same minimum, and F >= G everywhere. F depends on how a function is represented, so methods should be
+They have the same minimum, and F >= G everywhere. (Units that are not homogeneous, if they were asked for, count in G
+with |v| alone, and then this is not so.) F depends on how a function is represented, so methods should be
 compared at each one's best representation: ``balanced``, the least F over all rescalings of the network.
 """
 
@@ -40,11 +41,11 @@ def objective(units: Units, loss: float | Tensor, weight_decay: float) -> Object
     """Both objectives, for a loss that was evaluated at the model's present weights. The weights are not touched."""
     squares = sum_of_squares(units)
     others = _square_sum(units, units.others())
-    path = sum(float((units.norm(g.into).double() * units.norm(g.out).double()).sum()) for g in units.couplings)
+    path = sum(float(units.path_norm(g).double().sum()) for g in units.couplings)
     value = float(loss)
 
     def least(groups: Sequence[UnitGroup]) -> float:
-        solution = smallest_squares(units, groups)
+        solution = smallest_squares(units, [g for g in groups if g.homogeneous])
         return solution.squares + sum(q for name, q in squares.items() if name not in solution.names)
 
     return Objective(
@@ -86,6 +87,9 @@ def stationarity(units: Units, weight_decay: float, bias: bool = False) -> float
     for group in couplings:
         into = group.into + (group.bias if bias else ())
         w, v = units.norm(into), units.norm(group.out)
+        if not group.homogeneous:
+            add(group.out, weight_decay / torch.where(v > 0, v, 1), torch.where(v > 0, 0, weight_decay))
+            continue
         add(into, weight_decay * v / torch.where(w > 0, w, 1), torch.where(w > 0, 0, weight_decay * v))
         add(group.out, weight_decay * w / torch.where(v > 0, v, 1), torch.where(v > 0, 0, weight_decay * w))
     for s in units.others(couplings):

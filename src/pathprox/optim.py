@@ -52,6 +52,9 @@ class PathProx(Regularizer):
     Frozen parameters are never changed. A unit with frozen w is penalised with its |w| as a constant; one with frozen v
     is left out, and its w gets ordinary weight decay. A w that is frozen in part, or whose bias is, cannot be held at 1
     and is decayed as |w| |v| asks.
+
+    Units that are not homogeneous (``find_units(..., homogeneous_only=False)``) have weight_decay * |v| as their
+    penalty: v is soft-thresholded, and w gets ordinary weight decay.
     """
 
     def __init__(
@@ -120,7 +123,7 @@ class PathProx(Regularizer):
         projection would stop at points that are not stationary. A w that cannot be projected is only decayed.
         """
         moved = [s for s in c.into if self._steps_now(s)]
-        if not moved:
+        if not moved or not c.group.homogeneous:
             return
         norm = c.w_norm
         small = torch.zeros_like(norm, dtype=torch.bool) if c.gauge is None else torch.eq(c.gauge, 0)
@@ -222,7 +225,8 @@ class PathProx(Regularizer):
             couplings = [c for c in self._couplings if all(map(free, c.group.out))]
             chosen = {id(c.group) for c in couplings}
             for c in self._couplings:
-                c.held = id(c.group) in chosen and all(map(free, c.group.into + c.group.bias))
+                sound = id(c.group) in chosen and c.group.homogeneous
+                c.held = sound and all(map(free, c.group.into + c.group.bias))
                 if not c.held:
                     c.gauge = None
                 elif c.gauge is None:
@@ -256,7 +260,7 @@ class PathProx(Regularizer):
             if c.held and c.waiting:
                 self._wake_(c)
             c.w_norm, c.v_norm = self.units.norm(c.into), self.units.norm(c.group.out)
-            c.w_gauge = c.w_norm
+            c.w_gauge = c.w_norm if c.group.homogeneous else torch.ones_like(c.w_norm)
             if c.held and c.gauge is not None:
                 c.w_gauge = torch.where(torch.eq(c.gauge, 0), c.w_norm, c.gauge.to(c.w_norm))
         self._ok = self._guard.weights({c.group.name: (c.w_norm, c.v_norm) for c in plan.couplings}, ok)

@@ -90,7 +90,8 @@ class PathNorm(GradientPenalty):
     def _subgradients(self) -> Iterator[tuple[Slice, Tensor]]:
         for group in self.units.couplings:
             w, v = self.units.norm(group.into), self.units.norm(group.out)
-            for slices, mine, other in ((group.into, w, v), (group.out, v, w)):
+            pairs = ((group.into, w, v), (group.out, v, w))
+            for slices, mine, other in pairs if group.homogeneous else ((group.out, v, torch.ones_like(v)),):
                 for s in slices:
                     weight = self._parameter(s).detach()
                     pull = torch.where(mine > 0, other / torch.where(mine > 0, mine, 1), 0).to(weight)
@@ -134,7 +135,7 @@ class NormalizedWeightDecay(WeightDecay):
     def _hold_(self, ok: Tensor | None) -> None:
         """Project every w that is free; fold |w| into v when it is held for the first time, or again after a freeze."""
         trained = self._options()
-        for i, group in enumerate(self.units.couplings):
+        for i, group in enumerate(g for g in self.units.couplings if g.homogeneous):
             if not all(id(self._parameter(s)) in trained for s in group.into + group.bias + group.out):
                 self._folded.discard(i)
                 continue

@@ -30,7 +30,9 @@ class UnitGroup:
     out: tuple[Slice, ...]
     """Weights that the units feed: scaled by 1/a."""
     carried: tuple[Slice, ...] = ()
-    """What does not scale but is removed with the unit: a norm's statistics, the layer before it, PReLU slopes."""
+    """What does not scale but is removed with the unit: a norm's statistics, the layer before it, gates, slopes."""
+    homogeneous: bool = True
+    """Whether the units can be rescaled. Others (GELU between w and v) can only be removed."""
 
     @property
     def name(self) -> str:
@@ -44,12 +46,17 @@ class UnitGroup:
     def layers_out(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(s.layer for s in self.out))
 
+    @property
+    def layers_carried(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(s.layer for s in self.carried))
+
     def __len__(self) -> int:
         return self.into[0].units
 
     @property
     def weights(self) -> tuple[Slice, ...]:
-        return self.into + self.out
+        """What a penalty on the units holds: w and v, or v alone where units are not homogeneous."""
+        return self.into + self.out if self.homogeneous else self.out
 
     @property
     def meets_itself(self) -> bool:
@@ -91,6 +98,7 @@ class Units(Sequence[UnitGroup]):
         notes: Iterable[str] = (),
         rows: Iterable[Slice] = (),
         inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
+        bundles: Iterable[UnitGroup] = (),
     ) -> None:
         self.model = model
         self.groups = tuple(groups)
@@ -100,6 +108,8 @@ class Units(Sequence[UnitGroup]):
         """What else there is to know of the proof."""
         self.inputs = inputs
         """The example that the units were found with: positional arguments, keyword arguments."""
+        self.bundles = tuple(bundles)
+        """Units that can only be removed together, such as the dimensions of an attention head, taken as one."""
         self._rows = {s.name: s for s in rows}
         self._couplings = tuple(couplings)
         self._chains = tuple(tuple(chain) for chain in chains)
@@ -163,9 +173,13 @@ class Units(Sequence[UnitGroup]):
             raise ValueError("no slices given: there is no norm of nothing")
         return total.sqrt()
 
+    def path_norm(self, group: UnitGroup) -> Tensor:
+        """|w| |v| of every unit of a group; |v| alone where they are not homogeneous."""
+        return self.norm(group.into) * self.norm(group.out) if group.homogeneous else self.norm(group.out)
+
     def path_norms(self) -> list[Tensor]:
-        """|w| |v| of every unit, one tensor a group."""
-        return [self.norm(g.into) * self.norm(g.out) for g in self.groups]
+        """The path norms of all units, one tensor a group."""
+        return [self.path_norm(g) for g in self.groups]
 
     def active(self, threshold: float = 0.0) -> list[Tensor]:
         """Which units have a path norm above ``threshold`` (0: which are not exactly zero), one tensor a group."""
@@ -173,7 +187,7 @@ class Units(Sequence[UnitGroup]):
 
     def count_active(self, threshold: float = 0.0) -> tuple[int, int]:
         """(active units, all units) over the couplings, as the paper counts them."""
-        alive = [self.norm(g.into) * self.norm(g.out) > threshold for g in self.couplings]
+        alive = [self.path_norm(g) > threshold for g in self.couplings]
         return sum(int(a.sum()) for a in alive), sum(len(a) for a in alive)
 
     def rows(self) -> list[Slice]:
@@ -215,9 +229,11 @@ class Units(Sequence[UnitGroup]):
                     "units": len(g),
                     "active": int(a.sum()),
                     "coupled": i in coupled,
+                    "homogeneous": g.homogeneous,
                 }
                 for i, (g, a) in enumerate(zip(self.groups, self.active(), strict=True))
             ],
+            "bundles": [{"into": g.layers_in, "out": g.layers_out, "units": len(g)} for g in self.bundles],
             "left_out": [{"layer": x.layer, "reason": x.reason, "where": x.where} for x in self.left_out],
             "notes": list(self.notes),
         }
@@ -231,7 +247,7 @@ class Units(Sequence[UnitGroup]):
                 str(int(a.sum())),
                 _some(g.layers_in),
                 _some(g.layers_out),
-                "path norm" if i in coupled else "-",
+                ("path norm" if g.homogeneous else "group lasso on v") if i in coupled else "-",
             )
             for i, (g, a) in enumerate(zip(self.groups, self.active(), strict=True))
         ]
@@ -241,6 +257,12 @@ class Units(Sequence[UnitGroup]):
             f"{total} units in {len(self)} groups, {inside} of them in {len(coupled)} couplings",
             *_table(head, rows),
         ]
+        if self.bundles:
+            bundled = [
+                (str(len(g)), _some(g.layers_in), _some(g.layers_out), _some(g.layers_carried)) for g in self.bundles
+            ]
+            lines += ["", "units of one head or gate, which can only be removed together with what is carried:"]
+            lines += _table(("bundles", "fed by (w)", "feeding (v)", "carried"), bundled)
         if self.left_out:
             lines += ["", "outputs that are not units:"]
             lines += _table(("layer", "reason"), [(x.layer, str(x)) for x in self.left_out])

@@ -29,14 +29,20 @@ from pathprox.units import LeftOut, UnitGroup, Units
 __all__ = ["find_units"]
 
 
-def find_units(model: nn.Module, example_inputs: Any, exclude: Iterable[str] = ()) -> Units:
+def find_units(
+    model: nn.Module, example_inputs: Any, exclude: Iterable[str] = (), *, homogeneous_only: bool = True
+) -> Units:
     """Every group of homogeneous units of ``model``, proved numerically, and for every other layer the reason.
 
     Args:
         model: any module that `torch.export` can trace. It is not changed. Call this before wrapping it in DDP or
-        compiling it. example_inputs: what the model is called with: a tensor, a tuple of arguments or a dict of
-        keyword arguments. exclude: names of layers (or of modules that hold them; ``*`` matches) whose weights must
-        not belong to any unit.
+            compiling it.
+        example_inputs: what the model is called with: a tensor, a tuple of arguments or a dict of keyword arguments.
+        exclude: names of layers (or of modules that hold them; ``*`` matches) whose weights must not belong to any
+            unit.
+        homogeneous_only: False also finds units that can be removed but not rescaled, as those before GELU or SiLU.
+            They have no path norm: PathProx puts a group lasso on their output weights v, and ordinary weight decay
+            on w. That is not weight decay in another form, so it has to be asked for.
 
     The proof runs on a float64 copy at random weights: memory for three copies of the model in float64, and about
     twenty forward passes.
@@ -46,11 +52,13 @@ def find_units(model: nn.Module, example_inputs: Any, exclude: Iterable[str] = (
     copied, inputs = _double(model, _inputs(example_inputs))
     program = trace(copied, inputs)
     book = follow(program, copied, _shared_memory(model))
-    groups, left_out = collect(book)
-    groups, excluded = _split(groups, lambda g: _excluded(g, patterns))
+    found = collect(book, homogeneous_only)
+    groups, excluded = _split(found.groups, lambda g: _excluded(g, patterns))
+    bundles, _ = _split(found.bundles, lambda g: _excluded(g, patterns))
     proof = Proof(copied, inputs, _lowest_precision(program))
-    failed = proof.run(groups)
-    refused = [LeftOut(layer, reason) for i, reason in failed.items() for layer in groups[i].layers_in]
+    failed = proof.run([*groups, *bundles])
+    refused = [LeftOut(x, failed[i]) for i, g in enumerate(groups) if i in failed for x in g.layers_in]
+    bundles = [g for i, g in enumerate(bundles, len(groups)) if i not in failed]
     groups = [g for i, g in enumerate(groups) if i not in failed]
     couplings = choose_couplings(groups)
     return Units(
@@ -58,10 +66,11 @@ def find_units(model: nn.Module, example_inputs: Any, exclude: Iterable[str] = (
         groups,
         couplings=couplings,
         chains=find_chains(groups, couplings),
-        left_out=[*left_out, *excluded, *refused],
+        left_out=[*found.left_out, *excluded, *refused],
         notes=proof.notes,
         rows=layer_rows(book),
         inputs=_inputs(example_inputs),
+        bundles=bundles,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,32 +13,43 @@ from pathprox.slices import Slice
 from pathprox.units import LeftOut, UnitGroup
 
 
-def collect(book: Book) -> tuple[list[UnitGroup], list[LeftOut]]:
-    """Units that met the same claims make a group; every other layer is left out with the reason its labels ended."""
-    ends = book.ends()
-    claims = [(c, book.roots(c.labels)) for c in book.claims]
-    claims += _inherited(book, claims)
-    alive = _alive(book, claims)
-    signatures: dict[int, list[int]] = {}
-    for number, (_, roots) in enumerate(claims):
-        for root in roots.unique().tolist():
-            if root in alive:
-                signatures.setdefault(root, []).append(number)
-    members: dict[tuple[int, ...], list[int]] = {}
-    for root in sorted(alive):
-        members.setdefault(tuple(signatures[root]), []).append(root)
-    groups = [_group([claims[i] for i in numbers], roots) for numbers, roots in members.items()]
-    groups.sort(key=lambda g: min(_position(claims, s.name) for s in g.into))
+@dataclass(frozen=True)
+class Found:
+    """What the book says, before any proof."""
 
-    left_out = []
+    groups: list[UnitGroup]
+    bundles: list[UnitGroup]
+    """Units that can only go away together, taken as one: the dimensions of an attention head."""
+    left_out: list[LeftOut]
+
+
+def collect(book: Book, homogeneous_only: bool = True) -> Found:
+    """Units that met the same claims make a group; every other layer is left out with the reason its labels ended."""
+    ends, curved = book.ends(), book.curved()
+    claims = [(c, book.roots(c.labels)) for c in book.claims]
+    alive = _alive(claims) - set(ends)
+    heirs = _heirs(book, claims, alive)
+    claims += _carried(claims, {root: next(iter(them)) for root, them in heirs.items() if len(them) == 1})
+    groups = _form(claims, alive, set(curved))
+    dropped = [g for g, _ in groups if not g.homogeneous and (homogeneous_only or len(g) == 1)]
+    kept = [(g, roots) for g, roots in groups if g not in dropped]
+    bundles = [
+        g for g in _bundles(claims, heirs, set(curved)) if len(g) > 1 and (g.homogeneous or not homogeneous_only)
+    ]
+    return Found([g for g, _ in kept], bundles, _left_out(book, {r for _, roots in kept for r in roots}, ends, curved))
+
+
+def _left_out(book: Book, kept: set[int], ends: dict[int, list[End]], curved: dict[int, End]) -> list[LeftOut]:
+    found = []
     for layer in book.layers:
-        roots = book.roots(layer.labels).unique().tolist()
-        lost = [r for r in roots if r not in alive]
+        roots = book.roots(layer.labels).tolist()
+        lost = [r for r in roots if r not in kept]
         if lost:
-            end = ends.get(lost[0], [End("its output feeds no other layer", "")])[0]
+            nowhere = End("its output feeds no other layer", "")
+            end = ends.get(lost[0], [curved.get(lost[0], nowhere)])[0]
             some = "" if len(lost) == len(roots) else f"{len(lost)} of {len(roots)} outputs: "
-            left_out.append(LeftOut(layer.name, some + end.reason, end.where))
-    return groups, list(dict.fromkeys(left_out))
+            found.append(LeftOut(layer.name, some + end.reason, end.where))
+    return list(dict.fromkeys(found))
 
 
 def layer_rows(book: Book) -> list[Slice]:
@@ -50,37 +61,86 @@ def layer_rows(book: Book) -> list[Slice]:
 Labelled = tuple[Claim, Tensor]
 
 
-def _inherited(book: Book, claims: Sequence[Labelled]) -> list[Labelled]:
-    """What feeds nothing but one batch norm is carried by the unit that starts there."""
-    heirs = {}
-    fed = {root for c, roots in claims if c.kind == "out" for root in roots.unique().tolist()}
+def _alive(claims: Sequence[Labelled]) -> set[int]:
+    """Labels that are fed by a weight and feed one."""
+    return _with(claims, "into") & _with(claims, "out")
+
+
+def _with(claims: Sequence[Labelled], kind: str) -> set[int]:
+    return {r for claim, roots in claims if claim.kind == kind for r in roots.unique().tolist() if r > NONE}
+
+
+def _heirs(book: Book, claims: Sequence[Labelled], alive: set[int]) -> dict[int, frozenset[int]]:
+    """Labels that feed nothing but a batch norm or units they gate, and the units they go away with."""
+    fed = _with(claims, "out")
+    direct: dict[int, set[int]] = {}
     for root, ends in book.ends().items():
-        names = {book.find(e.heir) if e.heir is not None else NONE for e in ends}
-        if len(names) == 1 and NONE not in names and root not in fed:
-            heirs[root] = names.pop()
-    carried = []
+        if root not in fed and all(e.heir is not None for e in ends):
+            direct[root] = {book.find(e.heir) for e in ends if e.heir is not None}
+
+    def final(root: int, seen: frozenset[int]) -> set[int]:
+        if root not in direct:
+            return {root}
+        return {x for heir in direct[root] if heir not in seen for x in final(heir, seen | {root})}
+
+    found = {root: frozenset(final(root, frozenset())) for root in direct}
+    return {root: them for root, them in found.items() if them and them <= alive}
+
+
+def _carried(claims: Sequence[Labelled], heirs: dict[int, int]) -> list[Labelled]:
+    """What belongs to these labels, as carried by others."""
+    found = []
     for claim, roots in claims:
         theirs = torch.tensor([heirs.get(r, NONE) for r in roots.tolist()])
         if (theirs != NONE).any():
-            carried.append((replace(claim, kind="carried"), theirs))
-    return carried
+            found.append((replace(claim, kind="carried"), theirs))
+    return found
 
 
-def _alive(book: Book, claims: Sequence[Labelled]) -> set[int]:
-    """Labels that did not end, are fed by a weight and feed one."""
-    kinds: dict[str, set[int]] = {"into": set(), "out": set()}
-    for claim, roots in claims:
-        kinds.setdefault(claim.kind, set()).update(r for r in roots.unique().tolist() if r > NONE)
-    return (kinds["into"] & kinds["out"]) - set(book.ends())
+def _form(claims: Sequence[Labelled], members: set[int], curved: set[int]) -> list[tuple[UnitGroup, list[int]]]:
+    """Groups of those members that share their claims, in the order of their first weights."""
+    signatures: dict[int, list[int]] = {}
+    for number, (_, roots) in enumerate(claims):
+        for root in roots.unique().tolist():
+            if root in members:
+                signatures.setdefault(root, []).append(number)
+    alike: dict[tuple[bool, tuple[int, ...]], list[int]] = {}
+    for root in sorted(members):
+        alike.setdefault((root in curved, tuple(signatures[root])), []).append(root)
+    groups = [
+        (_group([claims[i] for i in numbers], roots, not bent), roots) for (bent, numbers), roots in alike.items()
+    ]
+    return sorted(groups, key=lambda g: min(_position(claims, s.name) for s in g[0].into))
 
 
-def _group(claims: Sequence[Labelled], members: Sequence[int]) -> UnitGroup:
+def _bundles(claims: Sequence[Labelled], heirs: dict[int, frozenset[int]], curved: set[int]) -> list[UnitGroup]:
+    """Units that are gated by one label can lose that gate only together."""
+    lead: dict[int, int] = {}
+
+    def find(root: int) -> int:
+        while lead.setdefault(root, root) != root:
+            root = lead[root]
+        return root
+
+    shared = {root: them for root, them in heirs.items() if len(them) > 1}
+    for them in shared.values():
+        first, *others = sorted(them)
+        for other in others:
+            lead[find(other)] = find(first)
+    bundle = {root: find(root) for root in lead}
+    inside = [(c, torch.tensor([bundle.get(r, NONE) for r in roots.tolist()])) for c, roots in claims]
+    inside += _carried(claims, {root: bundle[next(iter(them))] for root, them in shared.items()})
+    groups = _form(inside, set(bundle.values()), {bundle[root] for root in curved if root in bundle})
+    return [g for g, _ in groups]
+
+
+def _group(claims: Sequence[Labelled], members: Sequence[int], homogeneous: bool) -> UnitGroup:
     kinds: dict[str, list[Slice]] = {"into": [], "bias": [], "out": [], "carried": []}
     number = {root: i for i, root in enumerate(members)}
     for claim, roots in claims:
         owner = torch.tensor([number.get(r, -1) for r in roots.tolist()])
         kinds[claim.kind].append(Slice(claim.parameter.name, claim.shape, claim.dims, owner, len(members)))
-    return UnitGroup(**{kind: tuple(slices) for kind, slices in kinds.items()})
+    return UnitGroup(**{kind: tuple(slices) for kind, slices in kinds.items()}, homogeneous=homogeneous)
 
 
 def _position(claims: Sequence[Labelled], name: str) -> int:
@@ -129,9 +189,10 @@ def find_chains(groups: Sequence[UnitGroup], couplings: Sequence[int]) -> list[l
     def whole(slices: tuple[Slice, ...]) -> frozenset[str] | None:
         return frozenset(s.name for s in slices) if all(s.whole for s in slices) else None
 
-    starts = {whole(g.into): j for j, g in enumerate(groups) if whole(g.into)}
-    follows = {i: starts[key] for i, g in enumerate(groups) if (key := whole(g.out)) in starts}
-    chains, coupled = [], set(couplings)
+    sound = [i for i, g in enumerate(groups) if g.homogeneous]
+    starts = {whole(groups[j].into): j for j in sound if whole(groups[j].into)}
+    follows = {i: starts[key] for i in sound if (key := whole(groups[i].out)) in starts}
+    chains, coupled = [], {i for i in couplings if groups[i].homogeneous}
     for first in sorted(coupled - _reachable(coupled, follows)):
         run, here = [first], first
         while here in follows and follows[here] not in run:

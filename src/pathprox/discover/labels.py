@@ -5,6 +5,10 @@ A label is the number of one output channel of one layer. An activation carries 
 each entry names the label it scales with. Two labels stand for no unit: NONE, for entries that scale with nothing
 (the model's input, whatever comes after the end of a unit), and ZERO, for entries that are exactly zero (padding) and
 so agree with every label.
+
+What happens to a label on its way is kept as a *bend*: LINEAR, BENT (ReLU and the like: still homogeneous), CURVED (any
+other function of the entry: no longer homogeneous, but still the unit's own, so that it can be removed with it) and
+MIXED (made of several entries of one label, as attention scores are).
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from torch import Tensor
 
 NONE = 0
 ZERO = -1
+LINEAR, BENT, CURVED, MIXED = range(4)
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,7 @@ class End:
     reason: str
     where: str
     heir: int | None = None
-    """The label that a batch norm starts in its place, one for one."""
+    """The label that it goes away with: what a batch norm starts in its place, or what it multiplies as a gate."""
 
 
 @dataclass(frozen=True)
@@ -75,15 +80,18 @@ class Layer:
 class Book:
     def __init__(self) -> None:
         self._parent = [NONE]
+        self._bend = [LINEAR]
         self.claims: list[Claim] = []
         self.layers: list[Layer] = []
         self._ends: dict[int, list[End]] = {}
+        self._curved: dict[int, End] = {}
         self._roots: Tensor | None = None
 
     def start(self, layer: str, count: int) -> Tensor:
         """New labels for the outputs of a layer."""
         first = len(self._parent)
         self._parent.extend(range(first, first + count))
+        self._bend.extend([LINEAR] * count)
         labels = torch.arange(first, first + count)
         self.layers.append(Layer(layer, labels))
         return labels
@@ -107,6 +115,7 @@ class Book:
         """These labels are no units, or not beyond this point."""
         labels = torch.as_tensor(labels)
         if heirs is not None:
+            labels, heirs = _compact(*torch.broadcast_tensors(labels, heirs))
             pairs = torch.stack([labels.flatten(), heirs.flatten()]).unique(dim=1).T.tolist()
         else:
             pairs = [[label, None] for label in labels.unique().tolist()]
@@ -114,12 +123,36 @@ class Book:
             if label > NONE:
                 self._ends.setdefault(label, []).append(End(reason, where, heir))
 
+    def bend(self, labels: Tensor, how: int, reason: str = "", where: str = "") -> None:
+        """These labels have passed a function that is not linear."""
+        for label in labels.unique().tolist():
+            if label > NONE:
+                root = self.find(label)
+                self._bend[root] = max(self._bend[root], how)
+                if how >= CURVED:
+                    self._curved.setdefault(label, End(reason, where))
+
+    def bends(self, labels: Tensor) -> Tensor:
+        """How far each entry is bent; broadcasts like the labels."""
+        (labels,) = _compact(labels)
+        values, inverse = labels.unique(return_inverse=True)
+        return torch.tensor([self._bend[self.find(v)] if v > NONE else LINEAR for v in values.tolist()])[inverse]
+
     def ends(self) -> dict[int, list[End]]:
-        """The ends of each representative."""
+        """The ends of each representative. What has become one with its heir has not ended, it is curved."""
         gathered: dict[int, list[End]] = {}
         for label, ends in self._ends.items():
-            gathered.setdefault(self.find(label), []).extend(ends)
+            root = self.find(label)
+            others = [e for e in ends if e.heir is None or self.find(e.heir) != root]
+            if others:
+                gathered.setdefault(root, []).extend(others)
+            if len(others) < len(ends):
+                self._curved.setdefault(label, ends[0])
         return gathered
+
+    def curved(self) -> dict[int, End]:
+        """For each representative that is not homogeneous, why. Ask after `ends`."""
+        return {self.find(label): end for label, end in reversed(self._curved.items())}
 
     def unify(self, a: Tensor, b: Tensor, reason: str, where: str) -> Tensor:
         """Entry by entry ``a`` and ``b`` become one unit, or end where the other is NONE; returns the common labels."""
@@ -134,10 +167,14 @@ class Book:
                 if x == NONE or y == NONE:
                     self.end([x, y], reason, where)
                 else:
-                    self._parent[self.find(x)] = self.find(y)
-                    self._roots = None
+                    self._join(self.find(x), self.find(y))
         common = torch.where(a == ZERO, b, a)
         return torch.where((a == NONE) | (b == NONE), NONE, common).expand(shape)
+
+    def _join(self, root: int, other: int) -> None:
+        self._parent[root] = other
+        self._bend[other] = max(self._bend[root], self._bend[other])
+        self._roots = None
 
     def reduce(self, labels: Tensor, dims: Iterable[int], reason: str, where: str) -> Tensor:
         """Everything along ``dims`` becomes one unit; those dimensions are kept with size 1."""

@@ -14,21 +14,15 @@ def linear(op: Op, x: Tensor, weight: Value, bias: Value = None) -> Value:
     return affine(op, x, weight, bias, -1, tuple(weight.shape), rows=(0,), columns=(1,))
 
 
-@rule("matmul mm")
-def matmul(op: Op, x: Tensor, weight: Value) -> Value:
-    """x @ W with W a parameter is a linear layer; anything else multiplies activations."""
-    if isinstance(weight, Parameter) and len(weight.shape) == 2:
-        return affine(op, x, weight, None, -1, weight.shape, rows=(1,), columns=(0,))
-    op.stop([x, weight], f"{op.name} multiplies the unit with other activations")
-    return op.nothing()
-
-
-@rule("addmm")
-def addmm(op: Op, bias: Value, x: Tensor, weight: Value, **_: Value) -> Value:
-    if isinstance(weight, Parameter):
-        return affine(op, x, weight, bias, -1, weight.shape, rows=(1,), columns=(0,))
-    op.stop([bias, x, weight], f"{op.name} multiplies the unit with other activations")
-    return op.nothing()
+@rule("embedding")
+def embedding(op: Op, weight: Value, numbers: Value, *_: Value, **__: Value) -> Value:
+    """A table is a linear layer without a bias whose columns start units."""
+    labels = op.book.start(op.owner(weight), op.shape[-1])
+    if not _is_trained(weight):
+        op.stop(labels, "the table of this embedding is computed in the forward pass or not trained")
+        return op.nothing()
+    op.claim("into", weight, labels, weight.shape, (1,))
+    return op.spread(labels, -1)
 
 
 @rule("conv1d conv2d conv3d")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from pathprox.discover.labels import NONE, Book, Claim, Parameter
+from pathprox.discover.labels import BENT, CURVED, MIXED, NONE, ZERO, Book, Claim, Parameter
 
 Value = Any
 """A label tensor, a tuple of them, a `Parameter`, or a plain argument (number, list, None)."""
@@ -74,6 +74,43 @@ class Op:
                 self.book.end(value, reason, self.where)
             elif isinstance(value, tuple | list):
                 self.stop(value, reason)
+
+    def bend(self, labels: Tensor) -> Tensor:
+        """A function of each entry by itself that is homogeneous but not linear."""
+        self.book.bend(labels, BENT)
+        return labels
+
+    def curve(self, labels: Tensor, reason: str | None = None, how: int = CURVED) -> Tensor:
+        """A function of the unit that is not homogeneous. It need not keep zeros."""
+        self.book.bend(labels, how, reason or f"{self.name} is not homogeneous", self.where)
+        return torch.where(labels == ZERO, NONE, labels)
+
+    def product(self, x: Tensor, y: Tensor, entrywise: bool) -> Tensor:
+        """Labels of a product: the more linear factor is the unit, and the other, its gate, goes away with it.
+
+        Where neither is more linear an entrywise product takes the first (both are right); a product of matrices, as
+        that of queries and keys, makes one unit of the two.
+        """
+        x, y = torch.broadcast_tensors(x, y)
+        both = (x > NONE) & (y > NONE)
+        same = both & (self.book.roots(x) == self.book.roots(y))
+        gate_x, gate_y = self.book.bends(x), self.book.bends(y)
+        tie = both & ~same & (gate_x == gate_y)
+        label = torch.where(both & (gate_x > gate_y), y, torch.where(x == NONE, y, x))
+        reason = f"{self.name} multiplies two units"
+        if same.any():
+            self.book.bend(
+                x[same], CURVED if entrywise else MIXED, f"{self.name} multiplies the unit by itself", self.where
+            )
+        if not entrywise and tie.any():
+            self.book.unify(x[tie], y[tie], reason, self.where)
+            self.book.bend(x[tie], MIXED, reason, self.where)
+        gated = both & ~same & (torch.tensor(entrywise) | ~tie)
+        if gated.any():
+            gate = torch.where(label == x, y, x)
+            reason = "it multiplies other units, as a gate"
+            self.book.end(gate[gated], reason, self.where, heirs=label[gated])
+        return torch.where((x == ZERO) | (y == ZERO), ZERO, label)
 
     def nothing(self) -> Value:
         """Outputs that scale with no unit."""

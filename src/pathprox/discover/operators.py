@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from pathprox.discover.labels import NONE, ZERO, Parameter
+from pathprox.discover.labels import CURVED, MIXED, NONE, ZERO, Parameter
 from pathprox.discover.op import Op, Value
 
 Rule = Callable[..., Value]
@@ -30,23 +30,40 @@ def rule(names: str) -> Callable[[Rule], Rule]:
     return register
 
 
-@rule("relu leaky_relu abs neg clone contiguous alias detach dropout _to_copy to lift_fresh_copy")
-def entrywise(op: Op, x: Tensor, *_: Value, **__: Value) -> Value:
-    """Homogeneous, entry by entry."""
+@rule("neg clone contiguous alias detach dropout _to_copy to lift_fresh_copy")
+def linear_entrywise(op: Op, x: Tensor, *_: Value, **__: Value) -> Value:
     if not op.floating:
         op.stop(x, "conversion to whole numbers is not homogeneous")
         return op.nothing()
     return x
 
 
-@rule("clamp clamp_min threshold masked_fill")
+@rule("relu leaky_relu abs")
+def entrywise(op: Op, x: Tensor, *_: Value, **__: Value) -> Value:
+    """Homogeneous, entry by entry."""
+    return op.bend(linear_entrywise(op, x))
+
+
+@rule("gelu silu sigmoid tanh elu selu celu mish softplus log_sigmoid log_sigmoid_forward hardtanh hardswish")
+@rule("hardsigmoid relu6 softsign erf reciprocal pow square sqrt rsqrt exp expm1 log log1p sin cos atan sinh cosh")
+def curved(op: Op, x: Tensor, *others: Value, **__: Value) -> Value:
+    """A function of each entry by itself that is not homogeneous: the unit can be removed, but not rescaled."""
+    if not isinstance(x, Tensor) or any(isinstance(other, Tensor | Parameter) for other in others):
+        op.stop([x, *others], f"this kind of {op.name} is not understood")
+        return op.nothing()
+    return op.first(op.curve(x))
+
+
+@rule("clamp clamp_min clamp_max threshold masked_fill")
 def zero_below(op: Op, x: Tensor, *args: Value, **kwargs: Value) -> Value:
     """ReLU under other names, and zeros written by a mask: homogeneous if all numbers involved are zero."""
     numbers = [a for a in [*args, *kwargs.values()] if a is not None and not isinstance(a, Tensor | Parameter)]
-    if any(numbers) or not numbers:
-        op.stop(x, f"{op.name} at {', '.join(map(str, numbers)) or 'a computed bound'} is not homogeneous")
+    if not numbers:
+        op.stop(x, f"{op.name} at a computed bound is not homogeneous")
         return op.nothing()
-    return x
+    if any(numbers):
+        return op.curve(x, f"{op.name} at {', '.join(map(str, numbers))} is not homogeneous")
+    return op.bend(x)
 
 
 @rule("zeros zeros_like new_zeros")
@@ -114,31 +131,71 @@ rule("upsample_bilinear2d upsample_bicubic2d")(window(2))
 rule("upsample_trilinear3d")(window(3))
 
 
-@rule("mean sum amax amin max min")
+@rule("cumsum")
+def running_sum(op: Op, x: Tensor, dim: int, **_: Value) -> Value:
+    return op.reduce(x, [dim], "adds several units").expand(op.shape)
+
+
+@rule("softmax _softmax log_softmax _log_softmax")
+def softmax(op: Op, x: Tensor, dim: int, *_: Value, **__: Value) -> Value:
+    """Entries along a dimension become one unit, no longer homogeneous."""
+    return op.curve(op.reduce(x, [dim], "mixes the unit with something that is not one"), how=MIXED).expand(op.shape)
+
+
+@rule("linalg_vector_norm")
+def vector_norm(op: Op, x: Tensor, order: Value = 2, dims: Value = None, *_: Value, **__: Value) -> Value:
+    return op.bend(reduction(op, x, dims))
+
+
+@rule("mean sum amax amin max min logsumexp")
 def reduction(op: Op, x: Tensor, dims: Value = None, *_: Value, **kwargs: Value) -> Value:
     if isinstance(dims, Tensor | Parameter):  # max(x, y), entry by entry
         return add(op, x, dims)
     dims = kwargs.get("dim", dims)
     dims = [dims] if isinstance(dims, int) else dims or list(range(x.dim()))
-    return op.first(op.reduce(x, dims, "reduces over several units").reshape(op.shape))
+    labels = op.reduce(x, dims, "reduces over several units").reshape(op.shape)
+    if op.name == "logsumexp":
+        labels = op.curve(labels, how=MIXED)
+    elif op.name not in ("mean", "sum"):
+        op.bend(labels)
+    return op.first(labels)
 
 
-@rule("add sub maximum minimum")
+@rule("add sub rsub maximum minimum")
 def add(op: Op, x: Value, y: Value, **_: Value) -> Value:
     """A sum of two units is one unit; a parameter beside a unit is its bias."""
     if not isinstance(x, Tensor):
         x, y = y, x
     if isinstance(x, Tensor) and isinstance(y, Tensor):
-        reason = f"{op.name} joins the unit with something that is not one"
-        return op.book.unify(x, y, reason, op.where).expand(op.shape)
-    if isinstance(x, Tensor) and isinstance(y, int | float) and y == 0:
-        return x
+        return _join(op, x, y)
+    if isinstance(x, Tensor) and isinstance(y, int | float):
+        return op.curve(x, f"{op.name} of a constant is not homogeneous") if y else x
     is_bias = isinstance(y, Parameter) and y.trained and op.name in ("add", "sub")
     if isinstance(x, Tensor) and is_bias and y.covers(x.shape):
         op.beside("bias", x, y)
         return torch.where(x == ZERO, NONE, x)  # where there was nothing there is now the bias
+    if isinstance(x, Tensor) and isinstance(y, Parameter) and not y.trained:
+        return _join(op, x, torch.tensor(NONE).expand(y.shape), f"{op.name} of a constant is not homogeneous")
     op.stop([x, y], f"{op.name} of a constant is not homogeneous")
     return op.nothing()
+
+
+def _join(op: Op, x: Tensor, y: Tensor, reason: str | None = None) -> Tensor:
+    """Entry by entry one unit. What is not homogeneous anyway may also meet something that is no unit, as a mask."""
+    x, y = x.expand(op.shape), y.expand(op.shape)
+    free_x, free_y = op.book.bends(x) >= CURVED, op.book.bends(y) >= CURVED
+    x, y = torch.where((x == NONE) & free_y, ZERO, x), torch.where((y == NONE) & free_x, ZERO, y)
+    return op.book.unify(x, y, reason or f"{op.name} joins the unit with something that is not one", op.where)
+
+
+@rule("where")
+def where(op: Op, condition: Value, x: Value, y: Value) -> Value:
+    """One or the other: like a sum, as far as units are concerned."""
+    op.stop(condition)
+    x, y = (torch.tensor(NONE).expand(v.shape) if isinstance(v, Parameter) else v for v in (x, y))
+    if isinstance(x, Tensor) and isinstance(y, Tensor):
+        return _join(op, x, y)
+    return op.curve(x if isinstance(x, Tensor) else y).expand(op.shape)
 
 
 @rule("mul div")
@@ -160,13 +217,37 @@ def multiply(op: Op, x: Value, y: Value, rounding_mode: str | None = None, **_: 
     if not isinstance(y, Tensor):
         return x
     x, y = x.expand(op.shape), y.expand(op.shape)
-    both = (x > NONE) & (y > NONE)
-    op.stop([x[both], y[both]], f"{op.name} of two units is not homogeneous in either")
     if op.name == "div":
-        op.stop(y, "division by the unit is not homogeneous")
-        return torch.where(y == NONE, x, NONE)
-    either = torch.where(x == NONE, y, x)
-    return torch.where((x == ZERO) | (y == ZERO), ZERO, torch.where(both, NONE, either))
+        y = op.curve(y, "division by the unit is not homogeneous")
+    return op.product(x, y, entrywise=True)
+
+
+@rule("glu")
+def glu(op: Op, x: Tensor, dim: int = -1) -> Value:
+    linear, gate = x.chunk(2, dim)
+    return op.product(linear, op.curve(gate), entrywise=True)
+
+
+@rule("index index_select gather")
+def lookup(op: Op, x: Tensor, *where: Value, **kwargs: Value) -> Value:
+    """Entries picked by number: all the same along the picked dimensions, or nothing can be said."""
+    if op.name == "index":
+        numbers: list[Value] = where[0]
+        dims = [d for d, index in enumerate(numbers) if index is not None]
+    else:
+        dims, numbers = [where[0]], [where[1]]
+    uniform = op.book.common(x, dims)
+    if not torch.equal(uniform.expand(x.shape), x) or any(_is_mask(n) for n in op.node.all_input_nodes[1:]):
+        op.stop(x, f"{op.name} picks among the units by number")
+        return op.nothing()
+    firsts = [None if n is None else torch.zeros(n.shape, dtype=torch.int64) for n in numbers]
+    target: Any = op.node.target
+    return target(x, firsts) if op.name == "index" else target(x, where[0], firsts[0])
+
+
+def _is_mask(node: Any) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.dtype in (torch.bool, torch.uint8)
 
 
 @rule("getitem")
@@ -184,13 +265,9 @@ def ends(reason: str) -> Rule:
     return apply
 
 
-rule("layer_norm native_layer_norm rms_norm _fused_rms_norm")(ends("{} mixes all units of a layer"))
 rule("group_norm native_group_norm")(ends("{} mixes the units of a group"))
 rule("rrelu rrelu_with_noise")(ends("{} draws its slopes at random, so that nothing can be proved of it"))
 rule("instance_norm")(ends("{} takes the unit's scale away"))
-rule("gelu silu sigmoid tanh elu selu celu mish softplus hardtanh hardswish hardsigmoid")(ends("{} is not homogeneous"))
-rule("softmax _softmax log_softmax reciprocal pow sqrt rsqrt exp log sin cos")(ends("{} is not homogeneous"))
-rule("bmm baddbmm einsum scaled_dot_product_attention")(ends("{} multiplies the unit with other activations"))
 
-BINARY = {"add", "sub", "mul", "div", "max", "min", "maximum", "minimum"}
+BINARY = {"add", "sub", "mul", "div", "max", "min", "maximum", "minimum", "where", "embedding"}
 """Operators whose rules take a parameter or constant in the first place; elsewhere it stands for an activation."""

@@ -2,7 +2,7 @@
 
 Being a unit is a statement about *all* weights, so it is tried at random ones (a trained model may hold dead units
 that would hide a mistake) and on inputs with noise added (an example of zeros would hide one too). Three things must
-hold, in evaluation and in training mode:
+hold, in evaluation and in training mode (of units that are not homogeneous, only the second):
 
 - rescale: units scaled by random factors leave every output as it was;
 - deaf: with a unit's ``out`` at zero, nothing about its ``into``, ``bias`` and ``carried`` reaches an output;
@@ -80,9 +80,9 @@ class Proof:
         return failed
 
     def _try(self, groups: Sequence[UnitGroup], failed: dict[int, str], mode: str = "") -> None:
-        tests = {"rescaling its units": self._rescale, "silencing them": self._deaf, "zeroing them": self._mute}
+        tests = {"rescaling its units": self._rescale, "zeroing them": self._mute, "silencing them": self._deaf}
         for words, test in tests.items():
-            left = [i for i in range(len(groups)) if i not in failed]
+            left = [i for i, g in enumerate(groups) if i not in failed and (g.homogeneous or test == self._deaf)]
             for i, seen in self._search(groups, left, test).items():
                 failed[i] = f"failed the proof: {words} changed the outputs by {seen:.1e}{mode}"
 
@@ -152,11 +152,11 @@ class Proof:
             return _difference(before, self._outputs())
 
     def _deaf(self, groups: Sequence[UnitGroup]) -> float:
-        dead = [self._uniform(len(g)) < 0.5 for g in groups]
+        dead = [self._some(len(g)) for g in groups]
         return self._compare_dead(groups, dead, zero=("out",), shake=("into", "bias", "carried"))
 
     def _mute(self, groups: Sequence[UnitGroup]) -> float:
-        dead = [self._uniform(len(g)) < 0.5 for g in groups]
+        dead = [self._some(len(g)) for g in groups]
         return self._compare_dead(groups, dead, zero=("into", "bias"), shake=("out",))
 
     def _compare_dead(
@@ -259,6 +259,12 @@ class Proof:
     def _restore(self) -> None:
         for name, tensor in self._tensors.items():
             tensor.copy_(self._point[name])
+
+    def _some(self, count: int) -> Tensor:
+        """About half of the units, and at least one."""
+        chosen = self._uniform(count) < 0.5
+        chosen[int(torch.randint(count, (), generator=self.random))] = True
+        return chosen
 
     def _uniform(self, count: int) -> Tensor:
         return torch.rand(count, generator=self.random, dtype=torch.float64)
