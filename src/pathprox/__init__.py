@@ -12,7 +12,7 @@ from pathprox.objective import Objective, objective, stationarity
 from pathprox.optim import PathProx
 from pathprox.regularizer import Regularizer
 from pathprox.rivals import GroupLasso, Lasso, NormalizedWeightDecay, PathNorm, WeightDecay
-from pathprox.shrink import shrink
+from pathprox.shrink import shrink, shrink_
 from pathprox.slices import Slice
 from pathprox.units import LeftOut, UnitGroup, Units
 
@@ -36,5 +36,6 @@ __all__ = [
     "local_lipschitz",
     "objective",
     "shrink",
+    "shrink_",
     "stationarity",
 ]

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pathprox.balance import Chain, balance_chain_, find_links, layer_factors, rescale_, scale_, scale_state_
+from pathprox.balance import balance_chain_, find_links, layer_factors, rescale_, scale_, scale_state_
+from pathprox.coupling import Coupling, Plan, common
 from pathprox.prox import metric_soft_threshold, normalize_factor, shrink_factor
 from pathprox.regularizer import Regularizer
+from pathprox.shrink import shrink_
 from pathprox.slices import Slice
-from pathprox.units import UnitGroup, Units
+from pathprox.units import Units
 
 HELD = 1e-6
 """A norm this close to its gauge counts as there: attaching to a network that was trained so changes no bit of it."""
@@ -49,6 +50,11 @@ class PathProx(Regularizer):
             AdamW (and for others with ``decoupled_weight_decay=True``) only. That solves another problem than G, one
             that depends on the optimizer's second moments. False gives AdamW the metric step of Adam.
 
+        shrink_every: after every so many steps remove the units that have been dead in each of the last ``patience``
+            steps, from the model, the optimizer and ``units``, with `shrink_`. Training gets faster as units die. A
+            unit that is removed cannot come back. Not with DDP, whose buckets have fixed sizes.
+        patience: see ``shrink_every``.
+
     Frozen parameters are never changed. A unit with frozen w is penalised with its |w| as a constant; one with frozen v
     is left out, and its w gets ordinary weight decay. A w that is frozen in part, or whose bias is, cannot be held at 1
     and is decayed as |w| |v| asks.
@@ -65,15 +71,28 @@ class PathProx(Regularizer):
         bias: bool = False,
         *,
         decoupled: bool | None = None,
+        shrink_every: int | None = None,
+        patience: int = 100,
     ) -> None:
         super().__init__(units, weight_decay, decoupled=decoupled)
         if not units.couplings:
             raise ValueError(f"the model has no homogeneous units to penalise.\n{units}")
+        if shrink_every is not None and shrink_every < 1:
+            raise ValueError(f"shrink_every must be a number of steps, 1 or more, got {shrink_every}")
         self.balance = balance
         self.bias = bias
-        self._couplings = [_Coupling(group, group.into + (group.bias if bias else ())) for group in units.couplings]
-        self._plan: _Plan | None = None
+        self._couplings = [
+            Coupling(
+                group, group.into + (group.bias if bias else ()), asleep=torch.zeros(len(group), dtype=torch.int64)
+            )
+            for group in units.couplings
+        ]
+        self._plan: Plan | None = None
         self._ok: Tensor | None = None
+        self.shrink_every = shrink_every
+        self.patience = patience
+        self._steps = 0
+        self._stuck: set[int] = set()
 
     # Algorithm 1.
 
@@ -87,8 +106,9 @@ class PathProx(Regularizer):
         for s in plan.others:
             self._decay_(s, torch.ones(1, device=self._parameter(s).device))
         self._balance_(plan)
+        self._count_asleep(plan)
 
-    def _threshold_v_(self, c: _Coupling) -> None:
+    def _threshold_v_(self, c: Coupling) -> None:
         """v <- (1 - step * weight_decay * |w| / |v|)_+ v, or the same in the optimizer's metric.
 
         Where that is one factor a unit it is only noted, since the balance multiplies v anyway.
@@ -98,7 +118,7 @@ class PathProx(Regularizer):
             return
         steps = [self._step(s) for s in c.group.out]
         weight = self.weight_decay * c.w_gauge
-        step = _common(steps)
+        step = common(steps)
         if step is not None:
             c.v_factor = shrink_factor(c.v_norm, step * weight)
             c.v_norm = c.v_norm * c.v_factor
@@ -116,7 +136,7 @@ class PathProx(Regularizer):
             s.write_(x, rows)
         c.v_norm = torch.linalg.vector_norm(v, dim=1).to(c.v_norm)
 
-    def _project_w_(self, c: _Coupling) -> None:
+    def _project_w_(self, c: Coupling) -> None:
         """w <- w / |w|.
 
         In a metric, w is first decayed as the penalty |w| |v| asks. Along w this changes nothing, but without it the
@@ -127,7 +147,7 @@ class PathProx(Regularizer):
             return
         norm = c.w_norm
         small = torch.zeros_like(norm, dtype=torch.bool) if c.gauge is None else torch.eq(c.gauge, 0)
-        if not c.held or _common([self._step(s) for s in moved]) is None:
+        if not c.held or common([self._step(s) for s in moved]) is None:
             for s in moved:
                 self._decay_(s, c.v_norm / torch.where(c.w_gauge > 0, c.w_gauge, 1))
             norm = self.units.norm(c.into)
@@ -166,7 +186,7 @@ class PathProx(Regularizer):
             return s.view(step)
         return torch.minimum(s.view(step), torch.where(penalty == 0, torch.inf, LARGEST * largest / penalty.abs()))
 
-    def _balance_(self, plan: _Plan) -> None:
+    def _balance_(self, plan: Plan) -> None:
         """Give all couplings of a chain the same total path norm; v takes this factor and its threshold's at once."""
         of = {id(c.group): c for c in plan.couplings}
         factors = {id(c): torch.ones_like(c.v_norm[:1]) for c in plan.couplings}
@@ -189,6 +209,16 @@ class PathProx(Regularizer):
 
     def _start_(self) -> None:
         self._ok = None
+        if (
+            self.shrink_every is not None
+            and dist.is_available()
+            and dist.is_initialized()
+            and dist.get_world_size() > 1
+        ):
+            raise ValueError(
+                "shrink_every does not go with several processes: DDP's buckets have the old sizes. Call "
+                "pathprox.shrink_(model, units, optimizer) between epochs and wrap the model in DDP again."
+            )
         plan = self._make_plan()
         for chain in plan.chains:
             balance_chain_(self.units, chain, self.optimizer, BALANCE_LIMIT)
@@ -205,14 +235,47 @@ class PathProx(Regularizer):
         for c in self._couplings:
             c.versions = self._versions(c)
 
-    def _versions(self, c: _Coupling) -> list[int]:
+    def _versions(self, c: Coupling) -> list[int]:
         return [self._parameter(s)._version for s in c.into]
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super()._after(optimizer, args, kwargs)
+        if self.shrink_every is not None and self._steps % self.shrink_every == 0:
+            self._remove_settled()
         self._remember()
 
-    def _make_plan(self) -> _Plan:
+    # Removing units.
+
+    def _count_asleep(self, plan: Plan) -> None:
+        self._steps += 1
+        for c in plan.couplings if self.shrink_every is not None else ():
+            c.asleep = torch.where(c.v_norm == 0, c.asleep.to(c.v_norm.device) + 1, 0)
+
+    def _remove_settled(self) -> None:
+        """Remove units that stayed dead for ``patience`` steps. A group that cannot be shrunk is not tried again."""
+        settled = [torch.zeros(len(g), dtype=torch.bool) for g in self.units]
+        for i, c in zip(self.units.coupled, self._couplings, strict=True):
+            if i not in self._stuck:
+                settled[i] = (c.asleep >= self.patience).cpu()
+        if any(bool(mask.any()) for mask in settled):
+            sizes = [len(g) for g in self.units]
+            shrink_(self.units.model, self.units, self.optimizer, settled=settled)
+            self._stuck |= {i for i, g in enumerate(self.units) if settled[i].any() and len(g) == sizes[i]}
+            self._notice_removal()
+
+    def _follow_units_(self, kept: tuple[Tensor, ...]) -> None:
+        super()._follow_units_(kept)
+        for i, c in zip(self.units.coupled, self._couplings, strict=True):
+            still = torch.isin(kept[i], self.units.kept[i])
+            c.group = self.units[i]
+            c.into = c.group.into + (c.group.bias if self.bias else ())
+            c.asleep = c.asleep[still.to(c.asleep.device)]
+            if c.gauge is not None:
+                c.gauge = c.gauge[still.to(c.gauge.device)]
+        self._plan = None
+        self._remember()
+
+    def _make_plan(self) -> Plan:
         """Which couplings are penalised; made anew when parameters were frozen, thawed or given to the optimizer."""
         self._trained = self._options()
         key = frozenset(self._trained)
@@ -236,10 +299,10 @@ class PathProx(Regularizer):
                 chains = find_links(
                     self.units, lambda group: id(group) in chosen, lambda s: free(s) and s.name not in inside
                 )
-            self._plan = _Plan(key, couplings, self.units.others([c.group for c in couplings]), chains)
+            self._plan = Plan(key, couplings, self.units.others([c.group for c in couplings]), chains)
         return self._plan
 
-    def _fold_(self, c: _Coupling, gradients: bool = False) -> None:
+    def _fold_(self, c: Coupling, gradients: bool = False) -> None:
         """Bring w to norm 1 and pay with v: the function stays. A unit with w = 0 has to wait until it has grown."""
         norm = self.units.norm(c.into)
         factor = normalize_factor(norm)
@@ -254,7 +317,7 @@ class PathProx(Regularizer):
                 if gradient is not None:
                     s.scale_(gradient, inverse)
 
-    def _measure(self, plan: _Plan, ok: Tensor | None) -> None:
+    def _measure(self, plan: Plan, ok: Tensor | None) -> None:
         """The norms after the optimizer's step. If one is not finite the step goes no further."""
         for c in plan.couplings:
             if c.held and c.waiting:
@@ -265,7 +328,7 @@ class PathProx(Regularizer):
                 c.w_gauge = torch.where(torch.eq(c.gauge, 0), c.w_norm, c.gauge.to(c.w_norm))
         self._ok = self._guard.weights({c.group.name: (c.w_norm, c.v_norm) for c in plan.couplings}, ok)
 
-    def _wake_(self, c: _Coupling) -> None:
+    def _wake_(self, c: Coupling) -> None:
         """Units that had w = 0 and have grown are folded, since projecting them would change the function."""
         assert c.gauge is not None
         norm = self.units.norm(c.into)
@@ -294,11 +357,12 @@ class PathProx(Regularizer):
     # Saving.
 
     def state_dict(self) -> dict[str, Any]:
-        gauges = {f"{i}: {c.group.name}": c.gauge for i, c in enumerate(self._couplings) if c.gauge is not None}
-        return {**super().state_dict(), "gauge": gauges}
+        gauges = {name: c.gauge for name, c in self._names().items() if c.gauge is not None}
+        asleep = {name: c.asleep for name, c in self._names().items()} if self.shrink_every is not None else {}
+        return {**super().state_dict(), "gauge": gauges, "asleep": asleep, "steps": self._steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        names = {f"{i}: {c.group.name}": c for i, c in enumerate(self._couplings)}
+        names = self._names()
         for name, gauge in state.get("gauge", {}).items():
             if name not in names or len(names[name].group) != len(gauge):
                 raise ValueError(
@@ -310,45 +374,9 @@ class PathProx(Regularizer):
             c.gauge = None if gauge is None else gauge.clone()
             c.waiting = gauge is not None and bool((gauge == 0).any())
             c.versions = self._versions(c)
+            c.asleep = state.get("asleep", {}).get(name, torch.zeros(len(c.group), dtype=torch.int64)).clone()
+        self._steps = state.get("steps", 0)
         self._plan = None
 
-
-_UNSET = torch.empty(0)
-
-
-@dataclass(eq=False)
-class _Coupling:
-    """A group that is penalised, and what is known of it in this step."""
-
-    group: UnitGroup
-    into: tuple[Slice, ...]
-    """The slices that make up w."""
-    gauge: Tensor | None = None
-    """The norm that each w is held at; None before it is first penalised."""
-    held: bool = False
-    """Whether w is free to be projected."""
-    waiting: bool = False
-    """Whether some unit has w = 0."""
-    versions: list[int] = field(default_factory=list)
-    """How often the tensors of w had been written to when it was last brought to its norm."""
-    w_norm: Tensor = _UNSET
-    v_norm: Tensor = _UNSET
-    w_gauge: Tensor = _UNSET
-    """|w| in the penalty |w| |v|: the gauge, or what the norm is where w is not held."""
-    v_factor: Tensor = _UNSET
-
-
-@dataclass(frozen=True)
-class _Plan:
-    key: frozenset[int]
-    couplings: list[_Coupling]
-    others: list[Slice]
-    chains: list[Chain]
-
-
-def _common(steps: Sequence[Tensor | float]) -> Tensor | float | None:
-    """The one number that all step sizes are, if they are."""
-    first = steps[0]
-    if isinstance(first, Tensor):
-        return first if first.dim() == 0 and all(step is first for step in steps) else None
-    return first if all(not isinstance(step, Tensor) and step == first for step in steps) else None
+    def _names(self) -> dict[str, Coupling]:
+        return {f"{i}: {c.group.name}": c for i, c in enumerate(self._couplings)}

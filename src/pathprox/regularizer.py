@@ -38,6 +38,7 @@ class Regularizer(ABC):
         self._known: dict[str, int] = {}
         self._stepping: set[int] = set()
         self._handles: list[Any] = []
+        self._kept = units.kept
 
     # What a regulariser is made of.
 
@@ -52,6 +53,10 @@ class Regularizer(ABC):
     @abstractmethod
     def _after_step_(self, ok: Tensor | None) -> None:
         """Change the weights after the step; not at all where ``ok`` is false."""
+
+    def _follow_units_(self, kept: tuple[Tensor, ...]) -> None:
+        """Called when units were removed; ``kept`` are the numbers of the units as they were before."""
+        self._kept = self.units.kept
 
     # Attaching.
 
@@ -149,9 +154,15 @@ class Regularizer(ABC):
                     "and attach again."
                 )
         self._refuse_unfit(self.optimizer)
+        self._notice_removal()
         self._guard.before(self.optimizer, {id(p): name for name, p in named.items()})
         self._stepping = {id(p) for p in named.values() if p.grad is not None}
         self._add_gradient_()
+
+    def _notice_removal(self) -> None:
+        """Units may have become fewer since the last step, through `shrink_`."""
+        if self._kept is not self.units.kept:
+            self._follow_units_(self._kept)
 
     @torch.no_grad()
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

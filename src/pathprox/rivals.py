@@ -87,6 +87,10 @@ class PathNorm(GradientPenalty):
     def _start_(self) -> None:
         self._others = self.units.others()
 
+    def _follow_units_(self, kept: tuple[Tensor, ...]) -> None:
+        super()._follow_units_(kept)
+        self._others = self.units.others()
+
     def _subgradients(self) -> Iterator[tuple[Slice, Tensor]]:
         for group in self.units.couplings:
             w, v = self.units.norm(group.into), self.units.norm(group.out)

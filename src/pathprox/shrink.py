@@ -3,191 +3,232 @@
 A unit is dead when its output weights are all exactly zero (nothing hears it) or its input weights and biases are (it
 says nothing). Its entries are cut out of every parameter and buffer that has a slice of it. Cutting a row of one layer
 can leave a unit of the layer before without listeners, so this goes on until nothing more dies.
+
+Nothing is believed: every removal is tried on copies first, at the model's weights and at random ones.
 """
 
 from __future__ import annotations
 
-import copy
-import traceback
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from pathprox.slices import Slice
+from pathprox.constants import fold_constants_
+from pathprox.copies import copy_of, fit
+from pathprox.dead import even, find_dead, parts_of, spare_half_blocks_
+from pathprox.surgery import Cut, UnevenError, apply_cuts, cut_group, cut_slice, plan_cuts, resize_attributes
+from pathprox.trial import Trial
 from pathprox.units import UnitGroup, Units
 
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
-"""Largest difference of the outputs, relative to the largest output, that still counts as the same function."""
+ALONE = "a group of a grouped convolution goes only with all of its inputs and outputs"
 
 
 @torch.no_grad()
 def shrink(model: nn.Module, units: Units) -> nn.Module:
     """A copy of ``model`` without its dead units. The original is untouched.
 
-    The copy is compared with the original on the example inputs that the units were found with. Groups that the model
-    cannot do without at the old size (a literal number in a ``view``, say) keep their dead units, and a warning names
-    them with the line.
+    Units that are only a constant (w = 0, the bias is not) go into the biases of the next layer, where that is exact.
+    Groups that the model cannot do without at the old size (a literal number in a ``view``, say) keep their dead
+    units, and a warning names them with the line.
     """
-    if model is not units.model:
-        raise ValueError("these units were found in another model. Call find_units on the model that is to be shrunk.")
-    refused: dict[int, str] = {}
-    while True:
-        small, stuck, problem = _attempt(units, [i for i in range(len(units)) if i not in refused])
-        if problem is None:
-            break
-        refused |= _culprits(units, [i for i in range(len(units)) if i not in refused], problem)
-    refused |= dict.fromkeys(
-        stuck, "they are not whole groups of a grouped convolution, or not whole rows of a parameter"
-    )
-    for i, reason in refused.items():
-        warnings.warn(f"dead units of {units[i].name} were kept: {reason}", stacklevel=2)
+    _refuse_strangers(model, units)
+    small = copy_of(model)
+    _fold_all_(small, units)
+    removal = _find(small, units, None)
+    removal.warn(units, stacklevel=3)
+    removal.apply(small)
     return small
 
 
-def _attempt(units: Units, allowed: Sequence[int]) -> tuple[nn.Module, set[int], str | None]:
-    """The model without the dead units of the allowed groups, the groups that were left, and what is wrong with it."""
-    small = copy.deepcopy(units.model)
-    stuck = _cut(small, units, allowed)
-    return small, stuck, _problem(units, small)
-
-
-def _culprits(units: Units, allowed: Sequence[int], problem: str) -> dict[int, str]:
-    """Which of these groups cannot be shrunk, each tried by itself; all of them where only together they fail."""
-    alone = {i: reason for i in allowed if (reason := _attempt(units, [i])[2]) is not None}
-    return alone or dict.fromkeys(allowed, problem)
-
-
-def _problem(units: Units, small: nn.Module) -> str | None:
-    try:
-        before, after = units.outputs(units.model), units.outputs(small)
-    except Exception as error:
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if "/torch/" not in f.filename]
-        return f"at the smaller size the model fails ({frames[-1].filename}:{frames[-1].lineno}): {error}"
-    for a, b in zip(before, after, strict=True):
-        if a.shape != b.shape:
-            return f"an output of shape {tuple(a.shape)} became {tuple(b.shape)}"
-        limit = TOLERANCE.get(a.dtype, 1e-2) * float(a.abs().max()) if a.is_floating_point() and a.numel() else 0.0
-        if a.numel() and not float((a - b).abs().max()) <= limit:
-            return f"the outputs changed by {float((a - b).abs().max()):.1e}"
-    return None
-
-
-def _cut(small: nn.Module, units: Units, allowed: Sequence[int]) -> set[int]:
-    """Cut the dead units of the allowed groups out of ``small``, a copy of the model; returns groups that cannot be."""
-    tensors = dict(small.named_parameters()) | dict(small.named_buffers())
-    stuck: set[int] = set()
-    while True:
-        which = [i for i in allowed if i not in stuck]
-        dead = find_dead([units[i] for i in which], tensors)
-        cuts, conflicts = _plan(which, [units[i] for i in which], dead)
-        if not conflicts:
-            break
-        stuck |= conflicts
-    for name, keep in cuts.items():
-        _replace(small, name, keep)
-    for module in small.modules():
-        _refresh(module)
-    return stuck
-
-
 @torch.no_grad()
-def find_dead(groups: Sequence[UnitGroup], tensors: dict[str, Tensor]) -> list[Tensor]:
-    """Which units of each group are dead, those included that die with others. One unit of a dead layer is spared."""
-    scratch = {s.name: tensors[s.name].detach().clone() for g in groups for s in g.into + g.bias + g.out}
-    dead = [torch.zeros(len(g), dtype=torch.bool) for g in groups]
-    found = True
-    while found:
-        found = False
-        for i, group in enumerate(groups):
-            unheard = _zero(group.out, scratch)
-            silent = _zero(group.into + group.bias, scratch)
-            now = unheard | silent
-            if (now & ~dead[i]).any():
-                found, dead[i] = True, dead[i] | now
-                for s in group.into + group.bias + group.out:
-                    s.scale_(scratch[s.name], torch.where(dead[i], 0.0, 1.0).to(scratch[s.name]))
-    for mask in dead:
-        if mask.all():
-            mask[0] = False
-    return dead
+def shrink_(
+    model: nn.Module, units: Units, optimizer: Optimizer | None = None, *, settled: Sequence[Tensor] | None = None
+) -> int:
+    """Remove dead units from the model itself, in the middle of training. Returns how many were removed.
+
+    Parameters stay the same objects, so optimizer, parameter groups, schedulers and attached regularisers go on;
+    momentum and second moments are cut with them, and ``units`` describes the smaller model afterwards. If something
+    cannot be done, nothing is changed. A model wrapped in DDP has to be wrapped again; a compiled one compiles again.
+
+    Args:
+        model: the model that the units were found in.
+        units: from `find_units`.
+        optimizer: the one that trains the model; give it if it has taken a step.
+        settled: for each group the units to remove (with what dies with them); by default all that are dead now.
+    """
+    _refuse_strangers(model, units)
+    removal = _find(model, units, settled)
+    removal.warn(units, stacklevel=3)
+    count = sum(int(mask.sum()) for mask in removal.dead[: len(units)])
+    if removal.cuts:
+        state = _smaller_state(model, removal.cuts, optimizer)
+        removal.apply(model)
+        for entry, name, tensor in state:
+            entry[name] = tensor
+        _shrink_units_(units, removal)
+    return count
 
 
-def _zero(slices: Sequence[Slice], tensors: dict[str, Tensor]) -> Tensor:
-    """Units all of whose entries are exactly zero."""
-    return torch.stack([s.total((s.view(tensors[s.name]) != 0).double()) == 0 for s in slices]).all(0).cpu()
+def _fold_all_(small: nn.Module, units: Units) -> None:
+    """Silence dead units altogether, fold constants, and again: the one can make more of the other."""
+    tensors = dict(small.named_parameters())
+    folded = 1
+    while folded:
+        for group, mask in zip(units.groups, find_dead(units.groups, tensors), strict=True):
+            for s in group.into + group.bias + group.out if mask.any() else ():
+                weight = tensors[s.name].detach()
+                s.scale_(weight, torch.where(mask.to(weight.device), 0.0, 1.0))
+        folded = fold_constants_(small, units.groups, fit(units.inputs, small)) if units.inputs else 0
 
 
-@dataclass
-class _Cut:
-    """The view in which a parameter is cut, and for some of its dimensions what is kept."""
-
-    shape: tuple[int, ...]
-    keep: dict[int, Tensor]
-    by: dict[int, int]
-    """The group that decided about each dimension."""
+def _refuse_strangers(model: nn.Module, units: Units) -> None:
+    if model is not units.model:
+        raise ValueError("these units were found in another model. Call find_units on the model that is to be shrunk.")
 
 
-def _plan(
-    numbers: Sequence[int], groups: Sequence[UnitGroup], dead: Sequence[Tensor]
-) -> tuple[dict[str, _Cut], set[int]]:
-    """What to keep of each parameter; and the groups whose dead units do not form whole slabs of it."""
-    cuts: dict[str, _Cut] = {}
-    conflicts: set[int] = set()
-    for number, group, mask in zip(numbers, groups, dead, strict=True):
-        for s in group.slices if mask.any() else ():
-            kept = ~torch.cat([mask, torch.zeros(1, dtype=torch.bool)])[s.owner].view([s.shape[d] for d in s.dims])
-            cut = cuts.setdefault(s.name, _Cut(s.shape, {}, {}))
-            slabs = [kept.any(tuple(e for e in range(kept.dim()) if e != d)) for d in range(kept.dim())]
-            if cut.shape != s.shape or not torch.equal(_outer(slabs), kept):
-                conflicts.add(number)
-                continue
-            for d, slab in zip(s.dims, slabs, strict=True):
-                if d in cut.keep and not torch.equal(cut.keep[d], slab) and len(s.dims) > 1:
-                    conflicts |= {number, cut.by[d]}
-                cut.keep[d] = slab & cut.keep.get(d, slab)
-                cut.by[d] = number
-    return cuts, conflicts
+@dataclass(frozen=True)
+class Choice:
+    """A group that is shrunk, and what has to be done for it."""
+
+    number: int
+    """Its place among the groups and, behind them, the bundles."""
+    even: bool = False
+    """Take as many units from each part (each head, each group of a convolution)."""
+    parents: bool = False
+    """Let the module that holds its layers know: attributes with the old size get the new one."""
 
 
-def _outer(slabs: Sequence[Tensor]) -> Tensor:
-    product = slabs[0]
-    for slab in slabs[1:]:
-        product = product.unsqueeze(-1) & slab
-    return product
+@dataclass(frozen=True)
+class Removal:
+    """What is removed from a model."""
+
+    choices: tuple[Choice, ...]
+    groups: tuple[UnitGroup, ...]
+    dead: list[Tensor]
+    """For each group, and then each bundle, the units that go."""
+    cuts: dict[str, Cut]
+    refused: dict[int, str]
+
+    def apply(self, model: nn.Module) -> None:
+        old = {name: model.get_submodule(name) for name in self._parents()}
+        apply_cuts(model, self.cuts)
+        for choice in (c for c in self.choices if c.parents):
+            sizes = self._sizes(choice.number)
+            for name in {_parent(s.layer) for s in self.groups[choice.number].slices}:
+                resize_attributes(old[name], sizes)
+
+    def _parents(self) -> set[str]:
+        return {_parent(s.layer) for c in self.choices for s in self.groups[c.number].slices}
+
+    def _sizes(self, number: int) -> dict[int, int]:
+        """Old sizes and new ones: of the group, and of the parameters it is cut out of."""
+        sizes = {len(self.dead[number]): int((~self.dead[number]).sum())}
+        for s in self.groups[number].slices:
+            if s.name in self.cuts:
+                cut = self.cuts[s.name]
+                sizes |= {a: b for a, b in zip(cut.keep.shape, cut.shape, strict=True) if a != b}
+        return sizes
+
+    def warn(self, units: Units, stacklevel: int) -> None:
+        """Name the groups whose dead units stay."""
+        for i, reason in self.refused.items():
+            if i < len(units):
+                message = f"dead units of {self.groups[i].name} were kept: {reason}"
+                warnings.warn(message, stacklevel=stacklevel + 1)
 
 
-def _replace(model: nn.Module, name: str, cut: _Cut) -> None:
-    """Put the kept part in the parameter's or buffer's place."""
-    layer, _, leaf = name.rpartition(".")
-    module = model.get_submodule(layer)
-    old: Tensor = getattr(module, leaf)
-    view = old.detach().view(cut.shape)
-    for d, slab in cut.keep.items():
-        view = view.index_select(d, slab.nonzero().flatten().to(view.device))
-    if old.dim() == 1:
-        new = view.flatten()
-    elif len(cut.shape) > old.dim() and cut.shape[0] > 1:  # a grouped convolution
-        new = view.flatten(0, 1)
-        setattr(module, "groups", len(view))  # noqa: B010  (mypy knows no groups of a Module)
-    else:
-        new = view.reshape(view.shape[len(cut.shape) - old.dim() :])
-    if isinstance(old, nn.Parameter):
-        setattr(module, leaf, nn.Parameter(new.contiguous(), requires_grad=old.requires_grad))
-    else:
-        module._buffers[leaf] = new.contiguous()
+def _parent(layer: str) -> str:
+    return layer.rpartition(".")[0]
 
 
-def _refresh(module: nn.Module) -> None:
-    """Let the attributes of a layer say its new size."""
-    if isinstance(module, nn.Linear):
-        module.out_features, module.in_features = module.weight.shape
-    elif isinstance(module, nn.modules.conv._ConvNd):
-        first, second = module.weight.shape[0], module.weight.shape[1] * module.groups
-        module.in_channels, module.out_channels = (first, second) if module.transposed else (second, first)
-    elif isinstance(module, nn.modules.batchnorm._NormBase) and isinstance(module.weight, Tensor):
-        module.num_features = len(module.weight)
-    elif isinstance(module, nn.PReLU):
-        module.num_parameters = len(module.weight)
+def _find(model: nn.Module, units: Units, settled: Sequence[Tensor] | None) -> Removal:
+    """The largest removal that leaves the function as it is; ``model`` is the units' model or a copy of it."""
+    groups = (*units.groups, *units.bundles)
+    given = None
+    if settled is not None:
+        given = [*settled, *(torch.zeros(len(b), dtype=torch.bool) for b in units.bundles)]
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    trial = Trial(model, units)
+    problems: dict[int, str] = {}
+
+    def attempt(choices: Sequence[Choice]) -> Removal | str:
+        chosen = [groups[c.number] for c in choices]
+        masks = [torch.zeros(len(g), dtype=torch.bool) for g in groups]
+        start = None if given is None else [given[c.number] for c in choices]
+        for c, mask in zip(choices, find_dead(chosen, tensors, start), strict=True):
+            parts = parts_of(groups[c.number], units.bundles) if c.even else None
+            masks[c.number] = mask if parts is None else even(mask, parts)
+        spare_half_blocks_(groups, masks)
+        try:
+            cuts = plan_cuts(model, groups, masks)
+        except UnevenError as error:
+            return str(error)
+        removal = Removal(tuple(choices), groups, masks, cuts, {})
+        return trial.problem(removal) or removal
+
+    def accept(which: Sequence[Choice], base: tuple[Choice, ...]) -> tuple[Choice, ...]:
+        """As many of these as can be taken together with the base."""
+        result = attempt((*base, *which))
+        if isinstance(result, Removal):
+            return (*base, *which)
+        if len(which) > 1:
+            middle = len(which) // 2
+            return accept(which[middle:], accept(which[:middle], base))
+        problems[which[0].number] = result
+        for even_, parents in ((False, True), (True, False), (True, True)):
+            other = replace(which[0], even=even_, parents=parents)
+            if isinstance(attempt((*base, other)), Removal):
+                return (*base, other)
+        return base
+
+    dead = find_dead(groups, tensors, given)
+    bundles_first = [*range(len(units), len(groups)), *range(len(units))]
+    best = attempt(accept([Choice(i) for i in bundles_first if dead[i].any()], ()))
+    assert isinstance(best, Removal)
+    left = [i for i in range(len(units)) if (dead[i] & ~_covered(groups, best, i)).any()]
+    return replace(best, refused={i: problems.get(i, ALONE) for i in left})
+
+
+def _covered(groups: Sequence[UnitGroup], removal: Removal, number: int) -> Tensor:
+    """Units of a group that go, by themselves or in a bundle."""
+    gone = removal.dead[number].clone()
+    for s in groups[number].into:
+        if s.name in removal.cuts:
+            here = torch.where(removal.cuts[s.name].keep.reshape(s.shape), 1.0, 0.0)
+            gone |= s.total(here) == 0
+    return gone
+
+
+def _smaller_state(
+    model: nn.Module, cuts: dict[str, Cut], optimizer: Optimizer | None
+) -> list[tuple[dict[str, object], str, Tensor]]:
+    """What the optimizer remembers of the parameters that are cut, cut in the same way."""
+    found = []
+    for name, parameter in model.named_parameters():
+        entry = optimizer.state.get(parameter, {}) if optimizer is not None and name in cuts else {}
+        for key, value in entry.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape and value.dim():
+                found.append((entry, key, cuts[name](value)))
+            elif isinstance(value, Tensor) and value.numel() > 1:
+                raise TypeError(
+                    f"{type(optimizer).__name__} keeps {key!r} of {name} in the shape {tuple(value.shape)}, not in "
+                    "that of the parameter, so it cannot be shrunk with it. Shrink the model after training instead."
+                )
+    return found
+
+
+def _shrink_units_(units: Units, removal: Removal) -> None:
+    """Let the units describe the smaller model."""
+    kept = [~mask for mask in removal.dead]
+    for i, _ in enumerate(units.groups):
+        kept[i] &= ~_covered(removal.groups, removal, i)
+    for j in range(len(units.groups), len(removal.groups)):
+        kept[j] &= ~_covered(removal.groups, removal, j)
+    smaller = [cut_group(g, removal.cuts, mask) for g, mask in zip(removal.groups, kept, strict=True)]
+    count = len(units.groups)
+    rows = [cut_slice(s, removal.cuts.get(s.name), torch.ones(s.units, dtype=torch.bool)) for s in units.rows()]
+    units.become(smaller[:count], smaller[count:], kept[:count], rows)

@@ -14,8 +14,9 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
+from pathprox.copies import evaluating, fit
 from pathprox.slices import Slice
 
 
@@ -111,6 +112,8 @@ class Units(Sequence[UnitGroup]):
         self.bundles = tuple(bundles)
         """Units that can only be removed together, such as the dimensions of an attention head, taken as one."""
         self._rows = {s.name: s for s in rows}
+        self.kept = tuple(torch.arange(len(g)) for g in self.groups)
+        """For each group the numbers that its units had when they were found; `shrink_` removes some."""
         self._couplings = tuple(couplings)
         self._chains = tuple(tuple(chain) for chain in chains)
 
@@ -133,9 +136,23 @@ class Units(Sequence[UnitGroup]):
         return tuple(self.groups[i] for i in self._couplings)
 
     @property
+    def coupled(self) -> tuple[int, ...]:
+        """The places of the couplings among the groups."""
+        return self._couplings
+
+    @property
     def chains(self) -> tuple[tuple[UnitGroup, ...], ...]:
         """Runs of groups, each feeding the next through homogeneous operators alone, from coupling to coupling."""
         return tuple(tuple(self.groups[i] for i in chain) for chain in self._chains)
+
+    def become(
+        self, groups: Sequence[UnitGroup], bundles: Sequence[UnitGroup], kept: Sequence[Tensor], rows: Iterable[Slice]
+    ) -> None:
+        """Describe the model after some units were removed; ``kept`` are those that stay, of the present ones."""
+        self.groups, self.bundles = tuple(groups), tuple(bundles)
+        self.kept = tuple(numbers[mask] for numbers, mask in zip(self.kept, kept, strict=True))
+        self._rows = {s.name: s for s in rows}
+        self.__dict__.pop("_penalised", None)
 
     def tensor(self, name: str) -> Tensor:
         """The model's parameter or buffer of that name, as it is now."""
@@ -143,25 +160,13 @@ class Units(Sequence[UnitGroup]):
         tensor: Tensor = getattr(self.model.get_submodule(layer), leaf)
         return tensor
 
-    @torch.no_grad()
     def outputs(self, model: nn.Module) -> list[Tensor]:
         """The tensors that a model (this one or one made from it) returns for the example inputs in evaluation mode."""
         if self.inputs is None:
             raise ValueError("these units were not made by find_units, so they have no example inputs")
-        modes = {module: module.training for module in model.modules()}
-        like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
-
-        def fit(x: Any) -> Any:
-            if not isinstance(x, Tensor):
-                return x
-            return x.to(like) if x.is_floating_point() else x.to(like.device)
-
-        args, kwargs = tree_map(fit, self.inputs)
-        try:
-            return [leaf for leaf in tree_leaves(model.eval()(*args, **kwargs)) if isinstance(leaf, Tensor)]
-        finally:
-            for module, mode in modes.items():
-                module.training = mode
+        args, kwargs = fit(self.inputs, model)
+        with evaluating(model):
+            return [leaf for leaf in tree_leaves(model(*args, **kwargs)) if isinstance(leaf, Tensor)]
 
     def norm(self, slices: Iterable[Slice]) -> Tensor:
         """The Euclidean norm of each unit's entries in these slices, in float64 where the device has it."""

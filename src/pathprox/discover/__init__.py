@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import copy
 import difflib
 import fnmatch
 import itertools
@@ -19,9 +18,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
-from pathprox.discover.graph import Inputs, follow, trace
+from pathprox.copies import Inputs, double
+from pathprox.discover.graph import follow, trace
 from pathprox.discover.groups import choose_couplings, collect, find_chains, layer_rows
 from pathprox.discover.proof import Proof
 from pathprox.units import LeftOut, UnitGroup, Units
@@ -49,7 +48,7 @@ def find_units(
     """
     _refuse_wrapped(model)
     patterns = _patterns(model, exclude)
-    copied, inputs = _double(model, _inputs(example_inputs))
+    copied, inputs = double(model, _inputs(example_inputs))
     program = trace(copied, inputs)
     book = follow(program, copied, _shared_memory(model))
     found = collect(book, homogeneous_only)
@@ -90,52 +89,6 @@ def _inputs(example_inputs: Any) -> Inputs:
     if isinstance(example_inputs, Mapping):
         return (), dict(example_inputs)
     return (tuple(example_inputs) if isinstance(example_inputs, tuple | list) else (example_inputs,)), {}
-
-
-def _double(model: nn.Module, inputs: Inputs) -> tuple[nn.Module, Inputs]:
-    """A private copy in float64 and evaluation mode, and inputs for it; in float32 where the model insists on it."""
-    if any(isinstance(p, nn.parameter.UninitializedParameter) for p in model.parameters()):
-        raise ValueError(
-            "the model has lazy layers that have no weights yet. Call it once on an example, then find_units."
-        )
-
-    def cast(dtype: torch.dtype) -> tuple[nn.Module, Inputs]:
-        copied = _copy(model).to(dtype).eval()
-        device = next((p.device for p in copied.parameters()), torch.device("cpu"))
-
-        def move(x: Any) -> Any:
-            if not isinstance(x, Tensor):
-                return x
-            return x.detach().to(device, dtype if x.is_floating_point() else x.dtype)
-
-        return copied, tree_map(move, inputs)
-
-    copied, given = cast(torch.float64)
-    try:
-        with torch.no_grad():
-            copied(*given[0], **given[1])
-        return copied, given
-    except Exception:
-        copied, given = cast(torch.float32)
-    try:
-        with torch.no_grad():
-            copied(*given[0], **given[1])
-    except Exception as error:
-        raise ValueError(
-            f"{type(model).__name__} does not run on these example inputs: {error}\n"
-            "Give find_units what the model is called with: a tensor, a tuple of arguments or a dict of keywords."
-        ) from error
-    return copied, given
-
-
-def _copy(model: nn.Module) -> nn.Module:
-    """A deep copy, also of a model that keeps an activation of its last call."""
-    kept = (value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor))
-    memo: dict[int, Any] = {id(t): t.detach().clone() for t in kept if not t.is_leaf}
-    try:
-        return copy.deepcopy(model, memo)
-    except Exception as error:
-        raise ValueError(f"{type(model).__name__} cannot be copied, which the proof needs: {error}") from error
 
 
 def _shared_memory(model: nn.Module) -> dict[str, str]:

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
+from pathprox.copies import Inputs
 from pathprox.discover import attention as _attention  # noqa: F401  (its rules, and those of layers, enter the table)
 from pathprox.discover.labels import NONE, Book, Parameter
 from pathprox.discover.op import Op, Value, none_like
 from pathprox.discover.operators import BINARY, RULES
-
-Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def trace(model: nn.Module, inputs: Inputs) -> torch.export.ExportedProgram:

@@ -41,11 +41,12 @@ def collect(book: Book, homogeneous_only: bool = True) -> Found:
 
 def _left_out(book: Book, kept: set[int], ends: dict[int, list[End]], curved: dict[int, End]) -> list[LeftOut]:
     found = []
+    fed = _with([(c, book.roots(c.labels)) for c in book.claims], "into")
     for layer in book.layers:
         roots = book.roots(layer.labels).tolist()
         lost = [r for r in roots if r not in kept]
         if lost:
-            nowhere = End("its output feeds no other layer", "")
+            nowhere = End("its output feeds no other layer" if lost[0] in fed else "an embedding has no w", "")
             end = ends.get(lost[0], [curved.get(lost[0], nowhere)])[0]
             some = "" if len(lost) == len(roots) else f"{len(lost)} of {len(roots)} outputs: "
             found.append(LeftOut(layer.name, some + end.reason, end.where))

@@ -16,12 +16,15 @@ def linear(op: Op, x: Tensor, weight: Value, bias: Value = None) -> Value:
 
 @rule("embedding")
 def embedding(op: Op, weight: Value, numbers: Value, *_: Value, **__: Value) -> Value:
-    """A table is a linear layer without a bias whose columns start units."""
+    """The columns of a table are no units of their own (most rows have no gradient in a step), but go with others.
+
+    So does the position bias of an attention head, which such a table often holds.
+    """
     labels = op.book.start(op.owner(weight), op.shape[-1])
     if not _is_trained(weight):
         op.stop(labels, "the table of this embedding is computed in the forward pass or not trained")
         return op.nothing()
-    op.claim("into", weight, labels, weight.shape, (1,))
+    op.claim("carried", weight, labels, weight.shape, (1,))
     return op.spread(labels, -1)
 
 

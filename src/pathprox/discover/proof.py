@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from pathprox.discover.graph import Inputs
+from pathprox.copies import Inputs
 from pathprox.slices import Slice
 from pathprox.units import UnitGroup
 

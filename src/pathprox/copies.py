@@ -1,0 +1,101 @@
+"""Private copies of a model, to try things on."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+"""What a model is called with: positional and keyword arguments."""
+
+
+def double(model: nn.Module, inputs: Inputs) -> tuple[nn.Module, Inputs]:
+    """A private copy in float64 and evaluation mode, and inputs for it; in float32 where the model insists on it."""
+    if any(isinstance(p, nn.parameter.UninitializedParameter) for p in model.parameters()):
+        raise ValueError(
+            "the model has lazy layers that have no weights yet. Call it once on an example, then find_units."
+        )
+
+    def cast(dtype: torch.dtype) -> tuple[nn.Module, Inputs]:
+        copied = copy_of(model).to(dtype).eval()
+        device = next((p.device for p in copied.parameters()), torch.device("cpu"))
+
+        def move(x: Any) -> Any:
+            if not isinstance(x, Tensor):
+                return x
+            return x.detach().to(device, dtype if x.is_floating_point() else x.dtype)
+
+        return copied, tree_map(move, inputs)
+
+    copied, given = cast(torch.float64)
+    try:
+        with torch.no_grad():
+            copied(*given[0], **given[1])
+        return copied, given
+    except Exception:
+        copied, given = cast(torch.float32)
+    try:
+        with torch.no_grad():
+            copied(*given[0], **given[1])
+    except Exception as error:
+        raise ValueError(
+            f"{type(model).__name__} does not run on these example inputs: {error}\n"
+            "Give find_units what the model is called with: a tensor, a tuple of arguments or a dict of keywords."
+        ) from error
+    return copied, given
+
+
+def copy_of(model: nn.Module) -> nn.Module:
+    """A deep copy, also of a model that keeps an activation of its last call."""
+    kept = (value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor))
+    memo: dict[int, Any] = {id(t): t.detach().clone() for t in kept if not t.is_leaf}
+    try:
+        return copy.deepcopy(model, memo)
+    except Exception as error:
+        raise ValueError(f"{type(model).__name__} cannot be copied, which the proof needs: {error}") from error
+
+
+def fit(inputs: Inputs, model: nn.Module) -> Inputs:
+    """The inputs on the model's device and, where they are not whole numbers, in its type."""
+    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+
+    def move(x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        return x.to(like) if x.is_floating_point() else x.to(like.device)
+
+    return tree_map(move, inputs)
+
+
+@torch.no_grad()
+def shaken(model: nn.Module, inputs: Inputs, seed: int = 0) -> Inputs:
+    """Add noise to a model's parameters, half as large as they are, in place; returns inputs with noise added."""
+    random = torch.Generator().manual_seed(seed)
+
+    def noise(x: Tensor) -> Tensor:
+        return torch.randn(x.shape, generator=random, dtype=torch.float64).to(x)
+
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            size = parameter.square().mean().sqrt() if parameter.numel() else torch.tensor(0.0)
+            parameter.add_(noise(parameter) * (size / 2 if size > 0 else 0.5))
+    return tree_map(lambda x: x + noise(x) if isinstance(x, Tensor) and x.is_floating_point() else x, inputs)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode and no gradients; every module's own mode comes back."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode

@@ -1,0 +1,95 @@
+"""Trying a removal on copies before anyone relies on it."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from pathprox.copies import Inputs, copy_of, double, evaluating, fit, shaken
+from pathprox.units import UnitGroup, Units
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+"""Largest difference of the outputs, relative to the largest output, that still counts as the same function."""
+
+
+class Change(Protocol):
+    """Units that go, and how."""
+
+    @property
+    def groups(self) -> Sequence[UnitGroup]: ...
+    @property
+    def dead(self) -> Sequence[Tensor]: ...
+    def apply(self, model: nn.Module) -> None: ...
+
+
+class Trial:
+    """Compares a model with what a removal makes of it: at its own weights, and at random ones in float64.
+
+    The first shows that the function is the same. The second shows that this is no accident of small weights: with
+    the dead units silenced, whatever the others are, the smaller model computes the same.
+    """
+
+    def __init__(self, model: nn.Module, units: Units) -> None:
+        if units.inputs is None:
+            raise ValueError("these units were not made by find_units, so there are no example inputs to compare on")
+        self.model = model
+        self.inputs = fit(units.inputs, model)
+        self.before = _run(model, self.inputs)
+        self.other, given = double(model, units.inputs)
+        self.noisy = shaken(self.other, given)
+        self.noise_tells = all(bool(t.isfinite().all()) for t in _run(self.other, self.noisy) if t.is_floating_point())
+
+    def problem(self, change: Change) -> str | None:
+        """What is wrong with the smaller model, if anything."""
+        small = copy_of(self.model)
+        change.apply(small)
+        return _compare(self.before, small, self.inputs) or (self._at_random(change) if self.noise_tells else None)
+
+    def _at_random(self, change: Change) -> str | None:
+        model = copy_of(self.other)
+        tensors = dict(model.named_parameters())
+        for group, mask in zip(change.groups, change.dead, strict=True):
+            for s in group.into + group.bias + group.out if mask.any() else ():
+                weight = tensors[s.name].detach()
+                s.scale_(weight, torch.where(mask.to(weight.device), 0.0, 1.0))
+        before = _run(model, self.noisy)
+        change.apply(model)
+        problem = _compare(before, model, self.noisy)
+        return problem and f"at random weights {problem}"
+
+
+def _run(model: nn.Module, inputs: Inputs) -> list[Tensor]:
+    """What a model returns, as far as it is tensors."""
+    with evaluating(model), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return [leaf for leaf in tree_leaves(model(*inputs[0], **inputs[1])) if isinstance(leaf, Tensor)]
+
+
+def _line(error: Exception) -> str:
+    """The line of the model's source that an error comes from; one of torch's if the model is all torch's."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
+    own = [f for f in frames if not f.filename.startswith(_TORCH)] or frames
+    return f"{os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own else "no line known"
+
+
+_TORCH = os.path.dirname(torch.__file__)
+
+
+def _compare(before: Sequence[Tensor], small: nn.Module, inputs: Inputs) -> str | None:
+    try:
+        after = _run(small, inputs)
+    except Exception as error:
+        return f"at the smaller size the model fails ({_line(error)}): {error}"
+    for a, b in zip(before, after, strict=True):
+        if a.shape != b.shape:
+            return f"an output of shape {tuple(a.shape)} became {tuple(b.shape)}"
+        limit = TOLERANCE.get(a.dtype, 1e-2) * float(a.abs().max()) if a.is_floating_point() and a.numel() else 0.0
+        if a.numel() and not float((a - b).abs().max()) <= limit:
+            return f"the outputs changed by {float((a - b).abs().max()):.1e}"
+    return None
