@@ -9,6 +9,19 @@ from torch.nn.functional import cross_entropy
 import pathprox
 
 
+class Net(nn.Module):
+    """A module from layers and a function of them."""
+
+    def __init__(self, forward, **layers):
+        super().__init__()
+        for name, layer in layers.items():
+            setattr(self, name, layer)
+        self._forward = forward
+
+    def forward(self, *args, **kwargs):
+        return self._forward(self, *args, **kwargs)
+
+
 def chain(*sizes: int, bias: bool = True) -> nn.Sequential:
     """Linear layers with ReLU between them."""
     layers: list[nn.Module] = []

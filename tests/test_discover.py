@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import pathprox
-from networks import chain
+from networks import Net, chain
 from pathprox import find_units
 from pathprox.discover.labels import NONE, ZERO, Book
 from pathprox.experiments.models import MLP, VGG
@@ -18,19 +18,6 @@ def names(groups) -> list[str]:
 
 def reasons(units) -> dict[str, str]:
     return {x.layer: str(x) for x in units.left_out}
-
-
-class Net(nn.Module):
-    """A module from layers and a function of them."""
-
-    def __init__(self, forward, **layers):
-        super().__init__()
-        for name, layer in layers.items():
-            setattr(self, name, layer)
-        self._forward = forward
-
-    def forward(self, *args, **kwargs):
-        return self._forward(self, *args, **kwargs)
 
 
 def test_the_papers_pairs_come_out():

@@ -9,9 +9,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import pathprox
-from networks import chain
+from networks import Net, chain
 from pathprox import PathProx, balance_, find_units, objective, stationarity
-from test_discover import Net, names, reasons
+from test_discover import names, reasons
 
 
 def vector(*shape: int) -> nn.Parameter:

@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 import pathprox
-from networks import assert_on_the_sphere, attached, chain
+from networks import Net, assert_on_the_sphere, attached, chain
 from pathprox import PathProx, WeightDecay, find_units, local_lipschitz, stationarity
-from test_discover import Net
 
 SGD, Adam = torch.optim.SGD, torch.optim.Adam
 

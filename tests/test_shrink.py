@@ -9,10 +9,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import pathprox
-from networks import attached, batch, chain, train
+from networks import Net, attached, batch, chain, train
 from pathprox import find_units, shrink
 from pathprox.experiments.models import MLP, VGG
-from test_discover import Net
 from test_random_networks import Builder
 
 

@@ -3,10 +3,9 @@
 import torch
 from torch import nn
 
-from networks import chain
+from networks import Net, chain
 from pathprox import find_units
 from pathprox.experiments.models import VGG
-from test_discover import Net
 
 
 def test_the_table_shows_groups_layers_and_reasons():

@@ -10,7 +10,7 @@ Nothing is believed: every removal is tried on copies first, at the model's weig
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,7 +20,16 @@ from torch.optim import Optimizer
 from pathprox.constants import fold_constants_
 from pathprox.copies import copy_of, fit
 from pathprox.dead import even, find_dead, parts_of, spare_half_blocks_
-from pathprox.surgery import Cut, UnevenError, apply_cuts, cut_group, cut_slice, plan_cuts, resize_attributes
+from pathprox.surgery import (
+    Cut,
+    UnevenError,
+    apply_cuts,
+    cut_group,
+    cut_slice,
+    plan_cuts,
+    resize_attributes,
+    whole_numbers,
+)
 from pathprox.trial import Trial
 from pathprox.units import UnitGroup, Units
 
@@ -98,8 +107,8 @@ class Choice:
     """Its place among the groups and, behind them, the bundles."""
     even: bool = False
     """Take as many units from each part (each head, each group of a convolution)."""
-    parents: bool = False
-    """Let the module that holds its layers know: attributes with the old size get the new one."""
+    attributes: frozenset[str] = frozenset()
+    """What the modules that hold its layers have to be told: these of their attributes get the new size."""
 
 
 @dataclass(frozen=True)
@@ -114,15 +123,20 @@ class Removal:
     refused: dict[int, str]
 
     def apply(self, model: nn.Module) -> None:
-        old = {name: model.get_submodule(name) for name in self._parents()}
         apply_cuts(model, self.cuts)
-        for choice in (c for c in self.choices if c.parents):
-            sizes = self._sizes(choice.number)
-            for name in {_parent(s.layer) for s in self.groups[choice.number].slices}:
-                resize_attributes(old[name], sizes)
+        for choice in self.choices:
+            for module in self._parents(model, choice.number) if choice.attributes else ():
+                resize_attributes(module, self._sizes(choice.number), choice.attributes)
 
-    def _parents(self) -> set[str]:
-        return {_parent(s.layer) for c in self.choices for s in self.groups[c.number].slices}
+    def attributes(self, model: nn.Module, number: int) -> list[frozenset[str]]:
+        """What might have to be told to the modules that hold a group's layers: all there is, or one thing alone."""
+        sizes = self._sizes(number)
+        names = sorted({n for m in self._parents(model, number) for n in whole_numbers(m) if getattr(m, n) in sizes})
+        return [frozenset(names), *(frozenset([n]) for n in names if len(names) > 1)] if names else []
+
+    def _parents(self, model: nn.Module, number: int) -> list[nn.Module]:
+        names = {s.layer.rpartition(".")[0] for s in self.groups[number].slices}
+        return [model.get_submodule(name) for name in sorted(names)]
 
     def _sizes(self, number: int) -> dict[int, int]:
         """Old sizes and new ones: of the group, and of the parameters it is cut out of."""
@@ -141,10 +155,6 @@ class Removal:
                 warnings.warn(message, stacklevel=stacklevel + 1)
 
 
-def _parent(layer: str) -> str:
-    return layer.rpartition(".")[0]
-
-
 def _find(model: nn.Module, units: Units, settled: Sequence[Tensor] | None) -> Removal:
     """The largest removal that leaves the function as it is; ``model`` is the units' model or a copy of it."""
     groups = (*units.groups, *units.bundles)
@@ -155,7 +165,7 @@ def _find(model: nn.Module, units: Units, settled: Sequence[Tensor] | None) -> R
     trial = Trial(model, units)
     problems: dict[int, str] = {}
 
-    def attempt(choices: Sequence[Choice]) -> Removal | str:
+    def plan(choices: Sequence[Choice]) -> Removal | str:
         chosen = [groups[c.number] for c in choices]
         masks = [torch.zeros(len(g), dtype=torch.bool) for g in groups]
         start = None if given is None else [given[c.number] for c in choices]
@@ -167,8 +177,11 @@ def _find(model: nn.Module, units: Units, settled: Sequence[Tensor] | None) -> R
             cuts = plan_cuts(model, groups, masks)
         except UnevenError as error:
             return str(error)
-        removal = Removal(tuple(choices), groups, masks, cuts, {})
-        return trial.problem(removal) or removal
+        return Removal(tuple(choices), groups, masks, cuts, {})
+
+    def attempt(choices: Sequence[Choice]) -> Removal | str:
+        removal = plan(choices)
+        return removal if isinstance(removal, str) else trial.problem(removal) or removal
 
     def accept(which: Sequence[Choice], base: tuple[Choice, ...]) -> tuple[Choice, ...]:
         """As many of these as can be taken together with the base."""
@@ -179,11 +192,20 @@ def _find(model: nn.Module, units: Units, settled: Sequence[Tensor] | None) -> R
             middle = len(which) // 2
             return accept(which[middle:], accept(which[:middle], base))
         problems[which[0].number] = result
-        for even_, parents in ((False, True), (True, False), (True, True)):
-            other = replace(which[0], even=even_, parents=parents)
+        for other in ways(which[0], base):
             if isinstance(attempt((*base, other)), Removal):
                 return (*base, other)
         return base
+
+    def ways(choice: Choice, base: tuple[Choice, ...]) -> Iterator[Choice]:
+        """Other ways to shrink a group."""
+        for alike in (False, True):
+            other = replace(choice, even=alike)
+            removal = plan((*base, other))
+            if isinstance(removal, Removal):
+                yield from [other] if alike else []
+                for names in removal.attributes(model, choice.number):
+                    yield replace(other, attributes=names)
 
     dead = find_dead(groups, tensors, given)
     bundles_first = [*range(len(units), len(groups)), *range(len(units))]

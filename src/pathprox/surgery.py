@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -85,7 +85,7 @@ def apply_cuts(model: nn.Module, cuts: dict[str, Cut]) -> None:
         if isinstance(layer, nn.modules.conv._ConvNd) and leaf == "weight" and layer.groups > 1:
             layer.groups = cut.blocks
         if not _refresh(layer):
-            resize_attributes(layer, dict(zip(old, tensor.shape, strict=True)))
+            resize_attributes(layer, dict(zip(old, tensor.shape, strict=True)), whole_numbers(layer))
 
 
 def _set(tensor: Tensor, new: Tensor) -> None:
@@ -100,10 +100,16 @@ def _set(tensor: Tensor, new: Tensor) -> None:
     tensor.data = new
 
 
-def resize_attributes(module: nn.Module, sizes: dict[int, int]) -> None:
-    """Whole numbers that a module keeps beside its layers, such as ``num_heads``: old sizes become new ones."""
-    for name, value in list(vars(module).items()):
-        if type(value) is int and not name.startswith("_") and value in sizes:
+def whole_numbers(module: nn.Module) -> list[str]:
+    """The whole numbers that a module keeps as attributes, such as ``num_heads``."""
+    return [name for name, value in vars(module).items() if type(value) is int and not name.startswith("_")]
+
+
+def resize_attributes(module: nn.Module, sizes: dict[int, int], names: Iterable[str]) -> None:
+    """Let old sizes become new ones in these attributes."""
+    for name in names:
+        value = getattr(module, name, None)
+        if type(value) is int and value in sizes:
             setattr(module, name, sizes[value])
 
 

@@ -56,6 +56,11 @@ class Usage:
         for name, operators in self.understood.items():
             if len(operators) > 1:
                 _end_claims(book, name, f"{name} is used {len(operators)} times, at {' and '.join(operators)}")
+        known = {layer.name for layer in book.layers}
+        for name, operator in self.other.items():
+            layer = name.rpartition(".")[0] or name
+            if layer not in known:
+                book.strangers.setdefault(layer, f"its parameters are used by {operator}")
         for name, operator in self.other.items():
             _end_claims(book, name, f"{name} is also used by {operator}")
 

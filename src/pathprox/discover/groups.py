@@ -50,6 +50,7 @@ def _left_out(book: Book, kept: set[int], ends: dict[int, list[End]], curved: di
             end = ends.get(lost[0], [curved.get(lost[0], nowhere)])[0]
             some = "" if len(lost) == len(roots) else f"{len(lost)} of {len(roots)} outputs: "
             found.append(LeftOut(layer.name, some + end.reason, end.where))
+    found += [LeftOut(name, reason) for name, reason in book.strangers.items()]
     return list(dict.fromkeys(found))
 
 

@@ -83,6 +83,8 @@ class Book:
         self._bend = [LINEAR]
         self.claims: list[Claim] = []
         self.layers: list[Layer] = []
+        self.strangers: dict[str, str] = {}
+        """Modules whose parameters no rule understands, and where they are used."""
         self._ends: dict[int, list[End]] = {}
         self._curved: dict[int, End] = {}
         self._roots: Tensor | None = None

@@ -1,0 +1,391 @@
+"""Small networks with what breaks other tools: each is a function that returns (model, example input)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from networks import Net, chain
+
+
+def image(channels: int = 3, size: int = 8) -> Tensor:
+    return torch.randn(2, channels, size, size)
+
+
+def words(width: int = 16, count: int = 5) -> Tensor:
+    return torch.randn(2, count, width)
+
+
+def raw_input_in_the_stream():
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+    return Net(forward, blocks=nn.ModuleList(chain(6, 10, 6) for _ in range(2)), head=nn.Linear(6, 3)), torch.randn(
+        4, 6
+    )
+
+
+def layer_norm_on_the_stream():
+    def forward(self, x):
+        x = self.stem(x)
+        for norm, block in zip(self.norms, self.blocks, strict=True):
+            x = x + block(norm(x))
+        return self.head(x)
+
+    norms, blocks = nn.ModuleList(nn.LayerNorm(8) for _ in range(2)), nn.ModuleList(chain(8, 12, 8) for _ in range(2))
+    return Net(forward, stem=nn.Linear(4, 8), norms=norms, blocks=blocks, head=nn.Linear(8, 3)), torch.randn(4, 4)
+
+
+def _heads(x: Tensor, layer: nn.Module, head_dim: int) -> Tensor:
+    return layer(x).view(*x.shape[:2], -1, head_dim).transpose(1, 2)
+
+
+def grouped_query_attention(norm: bool = False):
+    def forward(self, x):
+        q, k, v = (_heads(x, layer, 4) for layer in (self.q, self.k, self.v))
+        q, k = self.q_norm(q), self.k_norm(k)
+        k, v = (t[:, :, None].expand(-1, -1, 2, -1, -1).flatten(1, 2) for t in (k, v))
+        return self.o(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+
+    norms = [nn.RMSNorm(4) if norm else nn.Identity() for _ in range(2)]
+    layers = {"q": nn.Linear(16, 24), "k": nn.Linear(16, 12), "v": nn.Linear(16, 12), "o": nn.Linear(24, 16)}
+    return Net(forward, q_norm=norms[0], k_norm=norms[1], **layers), words()
+
+
+def grouped_query_attention_with_norms_on_queries_and_keys():
+    return grouped_query_attention(norm=True)
+
+
+def packed_attention():
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.num_heads, self.head_dim = 4, 4
+            self.qkv, self.proj = nn.Linear(16, 48), nn.Linear(16, 16)
+
+        def forward(self, x):
+            shape = *x.shape[:2], 3, self.num_heads, self.head_dim
+            q, k, v = self.qkv(x).reshape(shape).permute(2, 0, 3, 1, 4).unbind(0)
+            scores = (q @ k.transpose(-2, -1) * self.head_dim**-0.5).softmax(-1)
+            return self.proj((scores @ v).transpose(1, 2).flatten(2))
+
+    return Attention(), words()
+
+
+def attention_whose_values_may_be_narrow():
+    def forward(self, x):
+        q, k, v = (layer(x).unflatten(-1, (4, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        return self.o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+    return Net(forward, **{name: nn.Linear(16, 16) for name in "qkvo"}), words()
+
+
+def linear_attention():
+    def forward(self, x):
+        q, k, v = (layer(x).unflatten(-1, (4, -1)) for layer in (self.q, self.k, self.v))
+        state = torch.einsum("bnhd,bnhe->bhde", k.relu(), v)
+        return self.o(torch.einsum("bnhd,bhde->bnhe", q.relu(), state).flatten(2))
+
+    return Net(forward, **{name: nn.Linear(16, 16) for name in "qkvo"}), words()
+
+
+def encoder_layer(**options):
+    return nn.TransformerEncoderLayer(16, 4, 24, batch_first=True, **options), words()
+
+
+def encoder_layer_with_gelu_and_norms_first():
+    return encoder_layer(activation="gelu", norm_first=True)
+
+
+def decoder_layer():
+    layer = nn.TransformerDecoderLayer(16, 4, 24, batch_first=True)
+    return Net(lambda self, x: self.layer(x, x.flip(1)), layer=layer), words()
+
+
+def multihead_attention():
+    attention = nn.MultiheadAttention(16, 4, batch_first=True)
+    return Net(
+        lambda self, x: self.head(self.attention(x, x, x)[0]), attention=attention, head=nn.Linear(16, 3)
+    ), words()
+
+
+def group_norm():
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.Conv2d(8, 6, 1), nn.ReLU(), nn.Conv2d(6, 2, 1)
+    ), image()
+
+
+def pixel_shuffle():
+    return nn.Sequential(nn.Conv2d(3, 24, 3), nn.ReLU(), nn.PixelShuffle(2), nn.Conv2d(6, 4, 3)), image()
+
+
+def weight_norm():
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(6, 8))
+    return nn.Sequential(layer, nn.ReLU(), nn.Linear(8, 9), nn.ReLU(), nn.Linear(9, 3)), torch.randn(4, 6)
+
+
+def linear_view_conv():
+    def forward(self, x):
+        return self.conv(torch.relu(self.linear(x)).view(x.shape[0], -1, 4, 4))
+
+    return Net(forward, linear=nn.Linear(5, 96), conv=nn.Conv2d(6, 3, 3)), torch.randn(2, 5)
+
+
+def conv_flatten_linear():
+    return nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(54, 4)), image()
+
+
+def channels_last_flatten():
+    def forward(self, x):
+        return self.head(torch.relu(self.conv(x)).permute(0, 2, 3, 1).flatten(1))
+
+    return Net(forward, conv=nn.Conv2d(3, 6, 3), head=nn.Linear(216, 4)), image()
+
+
+def u_net():
+    def forward(self, x):
+        a = torch.relu(self.a(x))
+        b = torch.relu(self.b(F.max_pool2d(a, 2)))
+        up = F.interpolate(torch.relu(self.mid(b)), scale_factor=2, mode="bilinear")
+        return self.head(torch.relu(self.c(torch.cat([up, a], 1))))
+
+    convs = {"a": nn.Conv2d(3, 6, 3, padding=1), "b": nn.Conv2d(6, 8, 3, padding=1), "mid": nn.Conv2d(8, 8, 1)}
+    return Net(forward, **convs, c=nn.Conv2d(14, 7, 3, padding=1), head=nn.Conv2d(7, 2, 1)), image()
+
+
+def dense_net():
+    def forward(self, x):
+        parts = [self.stem(x)]
+        for norm, conv in zip(self.norms, self.convs, strict=True):
+            parts.append(conv(torch.relu(norm(torch.cat(parts, 1)))))
+        return self.head(torch.relu(torch.cat(parts, 1)).mean((2, 3)))
+
+    norms = nn.ModuleList(nn.BatchNorm2d(6 + 4 * i) for i in range(3))
+    convs = nn.ModuleList(nn.Conv2d(6 + 4 * i, 4, 3, padding=1) for i in range(3))
+    return Net(forward, stem=nn.Conv2d(3, 6, 1), norms=norms, convs=convs, head=nn.Linear(18, 3)), image()
+
+
+def squeeze_excitation():
+    def forward(self, x):
+        x = torch.relu(self.norm(self.conv(x)))
+        return self.head(x * torch.sigmoid(self.up(torch.relu(self.down(x.mean((2, 3), keepdim=True))))))
+
+    gate = {"down": nn.Conv2d(8, 4, 1), "up": nn.Conv2d(4, 8, 1)}
+    return Net(forward, conv=nn.Conv2d(3, 8, 3), norm=nn.BatchNorm2d(8), **gate, head=nn.Conv2d(8, 2, 1)), image()
+
+
+def spatial_gate():
+    def forward(self, x):
+        x = torch.relu(self.a(x))
+        return self.c(torch.relu(self.b(x)) * torch.sigmoid(self.gate(x)))
+
+    return Net(
+        forward, a=nn.Conv2d(3, 6, 3), b=nn.Conv2d(6, 8, 1), gate=nn.Conv2d(6, 1, 1), c=nn.Conv2d(8, 2, 1)
+    ), image()
+
+
+def inverted_residual(act: type[nn.Module] = nn.ReLU):
+    def block(c):
+        wide = [nn.Conv2d(c, 3 * c, 1, bias=False), nn.BatchNorm2d(3 * c), act()]
+        deep = [nn.Conv2d(3 * c, 3 * c, 3, padding=1, groups=3 * c, bias=False), nn.BatchNorm2d(3 * c), act()]
+        return nn.Sequential(*wide, *deep, nn.Conv2d(3 * c, c, 1, bias=False), nn.BatchNorm2d(c))
+
+    def forward(self, x):
+        x = torch.relu(self.stem(x))
+        for part in self.blocks:
+            x = x + part(x)
+        return self.head(x.mean((2, 3)))
+
+    return Net(
+        forward, stem=nn.Conv2d(3, 4, 3), blocks=nn.ModuleList(block(4) for _ in range(2)), head=nn.Linear(4, 3)
+    ), image()
+
+
+def inverted_residual_with_swish():
+    return inverted_residual(nn.SiLU)
+
+
+def pre_activation_res_net():
+    def forward(self, x):
+        x = self.stem(x)
+        for a, conv_a, b, conv_b in zip(self.a, self.conv_a, self.b, self.conv_b, strict=True):
+            x = x + conv_b(torch.relu(b(conv_a(torch.relu(a(x))))))
+        return self.head(torch.relu(x).mean((2, 3)))
+
+    def make(layer):
+        return nn.ModuleList(layer() for _ in range(2))
+
+    parts = {"a": make(lambda: nn.BatchNorm2d(6)), "conv_a": make(lambda: nn.Conv2d(6, 8, 3, padding=1, bias=False))}
+    parts |= {"b": make(lambda: nn.BatchNorm2d(8)), "conv_b": make(lambda: nn.Conv2d(8, 6, 3, padding=1, bias=False))}
+    return Net(forward, stem=nn.Conv2d(3, 6, 3), **parts, head=nn.Linear(6, 3)), image()
+
+
+def recurrent(kind: type[nn.Module] = nn.GRU):
+    layers = {"gru": kind(6, 8, batch_first=True), "a": nn.Linear(8, 10), "b": nn.Linear(10, 3)}
+    return Net(lambda self, x: self.b(torch.relu(self.a(self.gru(x)[0][:, -1]))), **layers), words(6)
+
+
+def lstm():
+    return recurrent(nn.LSTM)
+
+
+def shuffle_net():
+    def forward(self, x):
+        x = F.channel_shuffle(torch.relu(self.a(x)), 2)
+        return self.c(torch.relu(self.b(x)))
+
+    return Net(
+        forward, a=nn.Conv2d(4, 12, 1, groups=2), b=nn.Conv2d(12, 12, 3, groups=2), c=nn.Conv2d(12, 2, 1)
+    ), image(4)
+
+
+def grouped_transposed_convolution():
+    layers = [nn.Conv2d(3, 8, 3), nn.ReLU(), nn.ConvTranspose2d(8, 12, 2, groups=4), nn.ReLU(), nn.Conv2d(12, 2, 1)]
+    return nn.Sequential(*layers), image()
+
+
+def conv_next_block():
+    def forward(self, x):
+        x = self.stem(x)
+        y = self.norm(self.deep(x).permute(0, 2, 3, 1))
+        y = (self.down(F.gelu(self.up(y))) * self.gamma).permute(0, 3, 1, 2)
+        return self.head((x + y).mean((2, 3)))
+
+    layers = {"stem": nn.Conv2d(3, 6, 3), "deep": nn.Conv2d(6, 6, 3, padding=1, groups=6), "norm": nn.LayerNorm(6)}
+    layers |= {"up": nn.Linear(6, 24), "down": nn.Linear(24, 6), "head": nn.Linear(6, 3)}
+    return Net(forward, gamma=nn.Parameter(torch.ones(6)), **layers), image()
+
+
+def gated(act=F.silu):
+    def forward(self, x):
+        return self.down(act(self.gate(x)) * self.up(x))
+
+    return Net(forward, gate=nn.Linear(6, 12), up=nn.Linear(6, 12), down=nn.Linear(12, 4)), torch.randn(4, 6)
+
+
+def gated_by_relu():
+    return gated(F.relu)
+
+
+def gated_and_packed():
+    def forward(self, x):
+        gate, up = self.both(x).chunk(2, -1)
+        return self.down(F.silu(gate) * up)
+
+    return Net(forward, both=nn.Linear(6, 24), down=nn.Linear(12, 4)), torch.randn(4, 6)
+
+
+def gated_convolution():
+    return nn.Sequential(
+        nn.Conv1d(3, 16, 3), nn.GLU(1), nn.Conv1d(8, 12, 3), nn.ReLU(), nn.Conv1d(12, 2, 1)
+    ), torch.randn(2, 3, 12)
+
+
+def tanh_times_sigmoid():
+    def forward(self, x):
+        return self.c(torch.tanh(self.a(x)) * torch.sigmoid(self.b(x)))
+
+    return Net(forward, a=nn.Linear(6, 10), b=nn.Linear(6, 10), c=nn.Linear(10, 3)), torch.randn(4, 6)
+
+
+def scale_and_shift():
+    def forward(self, x):
+        h = torch.relu(self.a(x))
+        return self.b(h * (1 + self.scale(x)) + self.shift(x))
+
+    return Net(
+        forward, a=nn.Linear(6, 10), scale=nn.Linear(6, 10), shift=nn.Linear(6, 10), b=nn.Linear(10, 3)
+    ), torch.randn(4, 6)
+
+
+def maxout():
+    return Net(
+        lambda self, x: self.b(self.a(x).unflatten(-1, (-1, 3)).amax(-1)), a=nn.Linear(6, 24), b=nn.Linear(8, 3)
+    ), torch.randn(4, 6)
+
+
+def called_twice():
+    def forward(self, x):
+        return self.head(torch.relu(self.b(torch.relu(self.b(torch.relu(self.a(x)))))))
+
+    return Net(forward, a=nn.Linear(6, 8), b=nn.Linear(8, 8), head=nn.Linear(8, 3)), torch.randn(4, 6)
+
+
+def tied_weights():
+    model = nn.Sequential(
+        nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)
+    )
+    model[4].weight = model[2].weight
+    return model, torch.randn(4, 6)
+
+
+def cross_stage():
+    def forward(self, x):
+        x = torch.relu(self.a(x))
+        left, right = x[:, :5], x[:, 5:]
+        return self.c(torch.cat([torch.relu(self.b(right)), left], 1))
+
+    return Net(forward, a=nn.Conv2d(3, 12, 3), b=nn.Conv2d(7, 4, 1), c=nn.Conv2d(9, 2, 1)), image()
+
+
+def halves():
+    def forward(self, x):
+        left, right = torch.relu(self.a(x)).chunk(2, 1)
+        return self.c(torch.cat([torch.relu(self.b(right)), left], 1))
+
+    return Net(forward, a=nn.Conv2d(3, 12, 3), b=nn.Conv2d(6, 4, 1), c=nn.Conv2d(10, 2, 1)), image()
+
+
+def size_in_an_attribute():
+    class Sized(nn.Module):
+        def __init__(self, hidden=8):
+            super().__init__()
+            self.hidden = hidden
+            self.a, self.b = nn.Linear(6, hidden), nn.Linear(hidden, 3)
+
+        def forward(self, x):
+            return self.b(torch.relu(self.a(x)).view(-1, self.hidden))
+
+    return Sized(), torch.randn(4, 6)
+
+
+def literal_size():
+    def forward(self, x):
+        return self.c(torch.relu(self.b(torch.relu(self.a(x)).view(-1, 8))))
+
+    return Net(forward, a=nn.Linear(6, 8), b=nn.Linear(8, 9), c=nn.Linear(9, 3)), torch.randn(8, 6)
+
+
+def output_of_a_hidden_layer():
+    def forward(self, x):
+        h = torch.relu(self.a(x))
+        return torch.cat([h, self.c(torch.relu(self.b(h)))], 1)
+
+    return Net(forward, a=nn.Linear(6, 8), b=nn.Linear(8, 9), c=nn.Linear(9, 3)), torch.randn(4, 6)
+
+
+def class_token():
+    def forward(self, x):
+        x = torch.cat([self.token.expand(x.shape[0], -1, -1), self.embed(x)], 1)
+        return self.head(torch.relu(self.a(x))[:, 0])
+
+    return Net(
+        forward,
+        token=nn.Parameter(torch.zeros(1, 1, 8)),
+        embed=nn.Linear(6, 8),
+        a=nn.Linear(8, 12),
+        head=nn.Linear(12, 3),
+    ), words(6)
+
+
+def written_in_place():
+    def forward(self, x):
+        x = torch.relu(self.a(x))
+        y = torch.zeros_like(x)
+        y[:, 2:6] = x[:, 2:6]
+        return self.b(y)
+
+    return Net(forward, a=nn.Conv2d(3, 8, 3), b=nn.Conv2d(8, 2, 1)), image()
