@@ -272,6 +272,7 @@ class PathProx(Regularizer):
             c.asleep = c.asleep[still.to(c.asleep.device)]
             if c.gauge is not None:
                 c.gauge = c.gauge[still.to(c.gauge.device)]
+                self._fold_(c)  # w may have listened to units that said nothing, and be shorter now
         self._plan = None
         self._remember()
 

@@ -132,6 +132,10 @@ class NormalizedWeightDecay(WeightDecay):
         self._folded: set[int] = set()
         self._hold_(None)
 
+    def _follow_units_(self, kept: tuple[Tensor, ...]) -> None:
+        super()._follow_units_(kept)
+        self._start_()
+
     def _after_step_(self, ok: Tensor | None) -> None:
         super()._after_step_(ok)
         self._hold_(ok)
