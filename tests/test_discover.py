@@ -132,9 +132,10 @@ def test_other_operators_end_them_with_a_reason(between, words):
 
 
 def test_a_reason_names_the_line_of_the_users_file():
-    units = find_units(
-        Net(lambda self, x: self.b(torch.sin(self.a(x))), a=nn.Linear(4, 5), b=nn.Linear(5, 2)), torch.randn(1, 4)
-    )
+    def forward(self, x):
+        return self.b(torch.sin(self.a(x)))
+
+    units = find_units(Net(forward, a=nn.Linear(4, 5), b=nn.Linear(5, 2)), torch.randn(1, 4))
     assert "sin is not homogeneous (test_discover.py:" in reasons(units)["a"]
 
 

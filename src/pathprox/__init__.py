@@ -11,9 +11,11 @@ from pathprox.lipschitz import local_lipschitz
 from pathprox.objective import Objective, objective, stationarity
 from pathprox.optim import PathProx
 from pathprox.regularizer import Regularizer
+from pathprox.report import Report, report
 from pathprox.rivals import GroupLasso, Lasso, NormalizedWeightDecay, PathNorm, WeightDecay
 from pathprox.shrink import shrink, shrink_
 from pathprox.slices import Slice
+from pathprox.store import load, save
 from pathprox.units import LeftOut, UnitGroup, Units
 
 __version__ = "0.1.0"
@@ -27,14 +29,18 @@ __all__ = [
     "PathNorm",
     "PathProx",
     "Regularizer",
+    "Report",
     "Slice",
     "UnitGroup",
     "Units",
     "WeightDecay",
     "balance_",
     "find_units",
+    "load",
     "local_lipschitz",
     "objective",
+    "report",
+    "save",
     "shrink",
     "shrink_",
     "stationarity",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
@@ -99,3 +101,24 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
+
+
+@contextmanager
+def seeded(seed: int, *models: nn.Module) -> Iterator[None]:
+    """The same random numbers every time, from torch, Python and numpy; their states are left as they were.
+
+    Of GPUs only those that the models are on are touched: `torch.manual_seed` would reset all of them.
+    """
+    parameters = (p for model in models for p in model.parameters())
+    devices = sorted({p.device.index for p in parameters if p.device.type == "cuda"})
+    python, array = random.getstate(), numpy.random.get_state()  # noqa: NPY002  (the model's choice, not ours)
+    try:
+        with torch.random.fork_rng(devices=devices):
+            for generator in (torch.default_generator, *(torch.cuda.default_generators[i] for i in devices)):
+                generator.manual_seed(seed)
+            random.seed(seed)
+            numpy.random.seed(seed)  # noqa: NPY002
+            yield
+    finally:
+        random.setstate(python)
+        numpy.random.set_state(array)  # noqa: NPY002

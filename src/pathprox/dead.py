@@ -45,7 +45,7 @@ def find_dead(
 
 def gone(slices: Sequence[Slice], there: dict[str, Tensor]) -> Tensor:
     """Units that have no entry left in these slices."""
-    return torch.stack([s.total(s.view(there[s.name]).double()) == 0 for s in slices]).all(0).cpu()
+    return ~torch.stack([s.any(s.view(there[s.name])).cpu() for s in slices]).any(0)
 
 
 def spare_half_blocks_(groups: Sequence[UnitGroup], dead: Sequence[Tensor]) -> None:

@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
+from pathprox.text import shortened
+
 
 class Guard:
     def __init__(self) -> None:
@@ -67,7 +69,7 @@ class Guard:
             bad = [name for name, pair in norms.items() if not all(bool(n.isfinite().all()) for n in pair)]
             if bad:
                 raise FloatingPointError(
-                    f"the weights of {_some(bad)} are not finite after the optimizer's step. "
+                    f"the weights of {shortened(bad)} are not finite after the optimizer's step. "
                     f"PathProx left them as they are. {_CURE}"
                 )
         return ok
@@ -98,9 +100,5 @@ def _raise(gradients: list[tuple[str, Tensor]]) -> None:
     bad = [name for name, gradient in gradients if not bool(_dense(gradient).isfinite().all())]
     if bad:
         raise FloatingPointError(
-            f"the gradient of {_some(bad)} is not finite. No weight and no optimizer state was changed. {_CURE}"
+            f"the gradient of {shortened(bad)} is not finite. No weight and no optimizer state was changed. {_CURE}"
         )
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -116,6 +116,11 @@ class Slice:
         rest = self._rest()
         return self._per_unit(view.sum(rest) if rest else view)
 
+    def any(self, view: Tensor) -> Tensor:
+        """Whether some of each unit's entries is true, for a boolean tensor shaped like the view."""
+        rest = self._rest()
+        return self._per_unit((view.any(rest) if rest else view).float()) > 0
+
     def _per_unit(self, values: Tensor) -> Tensor:
         values = values.flatten()
         if self._identity:

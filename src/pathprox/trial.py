@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from pathprox.copies import Inputs, copy_of, double, evaluating, fit, shaken
+from pathprox.copies import Inputs, copy_of, double, evaluating, fit, seeded, shaken
 from pathprox.units import UnitGroup, Units
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
@@ -66,8 +66,7 @@ class Trial:
 
 def _run(model: nn.Module, inputs: Inputs) -> list[Tensor]:
     """What a model returns, as far as it is tensors."""
-    with evaluating(model), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with evaluating(model), seeded(0, model):
         return [leaf for leaf in tree_leaves(model(*inputs[0], **inputs[1])) if isinstance(leaf, Tensor)]
 
 

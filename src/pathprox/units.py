@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from pathprox.copies import evaluating, fit
 from pathprox.slices import Slice
+from pathprox.text import shortened, table
 
 
 @dataclass(frozen=True)
@@ -250,8 +251,8 @@ class Units(Sequence[UnitGroup]):
             (
                 str(len(g)),
                 str(int(a.sum())),
-                _some(g.layers_in),
-                _some(g.layers_out),
+                shortened(g.layers_in),
+                shortened(g.layers_out),
                 ("path norm" if g.homogeneous else "group lasso on v") if i in coupled else "-",
             )
             for i, (g, a) in enumerate(zip(self.groups, self.active(), strict=True))
@@ -260,17 +261,18 @@ class Units(Sequence[UnitGroup]):
         inside = sum(len(g) for g in self.couplings)
         lines = [
             f"{total} units in {len(self)} groups, {inside} of them in {len(coupled)} couplings",
-            *_table(head, rows),
+            *table(head, rows),
         ]
         if self.bundles:
             bundled = [
-                (str(len(g)), _some(g.layers_in), _some(g.layers_out), _some(g.layers_carried)) for g in self.bundles
+                (str(len(g)), shortened(g.layers_in), shortened(g.layers_out), shortened(g.layers_carried))
+                for g in self.bundles
             ]
             lines += ["", "units of one head or gate, which can only be removed together with what is carried:"]
-            lines += _table(("bundles", "fed by (w)", "feeding (v)", "carried"), bundled)
+            lines += table(("bundles", "fed by (w)", "feeding (v)", "carried"), bundled)
         if self.left_out:
             lines += ["", "outputs that are not units:"]
-            lines += _table(("layer", "reason"), [(x.layer, str(x)) for x in self.left_out])
+            lines += table(("layer", "reason"), [(x.layer, str(x)) for x in self.left_out])
         others = [s.name if s.whole else f"part of {s.name}" for s in self.others()]
         if others:
             lines += ["", f"ordinary weight decay: {', '.join(others)}"]
@@ -279,19 +281,3 @@ class Units(Sequence[UnitGroup]):
 
     def __repr__(self) -> str:
         return f"Units({len(self)} groups, {len(self._couplings)} couplings, {sum(map(len, self.groups))} units)"
-
-
-def _some(names: Sequence[str]) -> str:
-    """A list that stays readable where a residual stream has dozens of writers."""
-    return ", ".join(names) if len(names) <= 3 else f"{', '.join(names[:2])} and {len(names) - 2} more"
-
-
-def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Columns padded to the widest cell; numbers to the right."""
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-
-    def line(row: tuple[str, ...]) -> str:
-        cells = (c.rjust(n) if c.isdigit() else c.ljust(n) for c, n in zip(row, widths, strict=True))
-        return ("  " + "  ".join(cells)).rstrip()
-
-    return [line(head), "  " + "  ".join("-" * n for n in widths), *map(line, rows)]

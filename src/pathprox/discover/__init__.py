@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathprox.copies import Inputs, double
+from pathprox.copies import Inputs, double, seeded
 from pathprox.discover.graph import follow, trace
 from pathprox.discover.groups import choose_couplings, collect, find_chains, layer_rows
 from pathprox.discover.proof import Proof
@@ -48,7 +48,12 @@ def find_units(
     """
     _refuse_wrapped(model)
     patterns = _patterns(model, exclude)
-    copied, inputs = double(model, _inputs(example_inputs))
+    with seeded(0, model):
+        return _find(model, _inputs(example_inputs), patterns, homogeneous_only)
+
+
+def _find(model: nn.Module, example: Inputs, patterns: Sequence[str], homogeneous_only: bool) -> Units:
+    copied, inputs = double(model, example)
     program = trace(copied, inputs)
     book = follow(program, copied, _shared_memory(model))
     found = collect(book, homogeneous_only)
@@ -68,7 +73,7 @@ def find_units(
         left_out=[*found.left_out, *excluded, *refused],
         notes=proof.notes,
         rows=layer_rows(book),
-        inputs=_inputs(example_inputs),
+        inputs=example,
         bundles=bundles,
     )
 

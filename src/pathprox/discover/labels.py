@@ -117,17 +117,17 @@ class Book:
         """These labels are no units, or not beyond this point."""
         labels = torch.as_tensor(labels)
         if heirs is not None:
-            labels, heirs = _compact(*torch.broadcast_tensors(labels, heirs))
+            labels, heirs = compact(*torch.broadcast_tensors(labels, heirs))
             pairs = torch.stack([labels.flatten(), heirs.flatten()]).unique(dim=1).T.tolist()
         else:
-            pairs = [[label, None] for label in labels.unique().tolist()]
+            pairs = [[label, None] for label in compact(labels)[0].unique().tolist()]
         for label, heir in pairs:
             if label > NONE:
                 self._ends.setdefault(label, []).append(End(reason, where, heir))
 
     def bend(self, labels: Tensor, how: int, reason: str = "", where: str = "") -> None:
         """These labels have passed a function that is not linear."""
-        for label in labels.unique().tolist():
+        for label in compact(labels)[0].unique().tolist():
             if label > NONE:
                 root = self.find(label)
                 self._bend[root] = max(self._bend[root], how)
@@ -136,7 +136,7 @@ class Book:
 
     def bends(self, labels: Tensor) -> Tensor:
         """How far each entry is bent; broadcasts like the labels."""
-        (labels,) = _compact(labels)
+        (labels,) = compact(labels)
         values, inverse = labels.unique(return_inverse=True)
         return torch.tensor([self._bend[self.find(v)] if v > NONE else LINEAR for v in values.tolist()])[inverse]
 
@@ -160,7 +160,7 @@ class Book:
         """Entry by entry ``a`` and ``b`` become one unit, or end where the other is NONE; returns the common labels."""
         a, b = torch.broadcast_tensors(a, b)
         shape = a.shape
-        a, b = _compact(a, b)
+        a, b = compact(a, b)
         differ = (a != b) & (a != ZERO) & (b != ZERO)
         if differ.any():
             count = len(self._parent)
@@ -198,7 +198,7 @@ class Book:
         return labels
 
 
-def _compact(*tensors: Tensor) -> list[Tensor]:
+def compact(*tensors: Tensor) -> list[Tensor]:
     """The same tensors without the repetitions that broadcasting made in all of them."""
     index = tuple(
         slice(0, 1) if all(t.stride(d) == 0 for t in tensors) else slice(None) for d in range(tensors[0].dim())

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from pathprox.discover.labels import BENT, CURVED, MIXED, NONE, ZERO, Book, Claim, Parameter
+from pathprox.discover.labels import BENT, CURVED, MIXED, NONE, ZERO, Book, Claim, Parameter, compact
 
 Value = Any
 """A label tensor, a tuple of them, a `Parameter`, or a plain argument (number, list, None)."""
@@ -83,7 +83,8 @@ class Op:
     def curve(self, labels: Tensor, reason: str | None = None, how: int = CURVED) -> Tensor:
         """A function of the unit that is not homogeneous. It need not keep zeros."""
         self.book.bend(labels, how, reason or f"{self.name} is not homogeneous", self.where)
-        return torch.where(labels == ZERO, NONE, labels)
+        (few,) = compact(labels)
+        return torch.where(few == ZERO, NONE, few).expand(labels.shape)
 
     def product(self, x: Tensor, y: Tensor, entrywise: bool) -> Tensor:
         """Labels of a product: the more linear factor is the unit, and the other, its gate, goes away with it.
@@ -92,6 +93,8 @@ class Op:
         that of queries and keys, makes one unit of the two.
         """
         x, y = torch.broadcast_tensors(x, y)
+        shape = x.shape
+        x, y = compact(x, y)
         both = (x > NONE) & (y > NONE)
         same = both & (self.book.roots(x) == self.book.roots(y))
         gate_x, gate_y = self.book.bends(x), self.book.bends(y)
@@ -110,7 +113,7 @@ class Op:
             gate = torch.where(label == x, y, x)
             reason = "it multiplies other units, as a gate"
             self.book.end(gate[gated], reason, self.where, heirs=label[gated])
-        return torch.where((x == ZERO) | (y == ZERO), ZERO, label)
+        return torch.where((x == ZERO) | (y == ZERO), ZERO, label).expand(shape)
 
     def nothing(self) -> Value:
         """Outputs that scale with no unit."""

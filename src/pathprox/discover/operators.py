@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from pathprox.discover.labels import CURVED, MIXED, NONE, ZERO, Parameter
+from pathprox.discover.labels import CURVED, MIXED, NONE, ZERO, Parameter, compact
 from pathprox.discover.op import Op, Value
 
 Rule = Callable[..., Value]
@@ -173,7 +173,8 @@ def add(op: Op, x: Value, y: Value, **_: Value) -> Value:
     is_bias = isinstance(y, Parameter) and y.trained and op.name in ("add", "sub")
     if isinstance(x, Tensor) and is_bias and y.covers(x.shape):
         op.beside("bias", x, y)
-        return torch.where(x == ZERO, NONE, x)  # where there was nothing there is now the bias
+        (few,) = compact(x)
+        return torch.where(few == ZERO, NONE, few).expand(x.shape)  # where there was nothing there is now the bias
     if isinstance(x, Tensor) and isinstance(y, Parameter) and not y.trained:
         return _join(op, x, torch.tensor(NONE).expand(y.shape), f"{op.name} of a constant is not homogeneous")
     op.stop([x, y], f"{op.name} of a constant is not homogeneous")
@@ -182,10 +183,11 @@ def add(op: Op, x: Value, y: Value, **_: Value) -> Value:
 
 def _join(op: Op, x: Tensor, y: Tensor, reason: str | None = None) -> Tensor:
     """Entry by entry one unit. What is not homogeneous anyway may also meet something that is no unit, as a mask."""
-    x, y = x.expand(op.shape), y.expand(op.shape)
+    x, y = compact(x.expand(op.shape), y.expand(op.shape))
     free_x, free_y = op.book.bends(x) >= CURVED, op.book.bends(y) >= CURVED
     x, y = torch.where((x == NONE) & free_y, ZERO, x), torch.where((y == NONE) & free_x, ZERO, y)
-    return op.book.unify(x, y, reason or f"{op.name} joins the unit with something that is not one", op.where)
+    joined = op.book.unify(x, y, reason or f"{op.name} joins the unit with something that is not one", op.where)
+    return joined.expand(op.shape)
 
 
 @rule("where")

@@ -14,17 +14,16 @@ once; only when that fails are they tried apart, to find those that are wrong.
 
 from __future__ import annotations
 
+import itertools
 import math
-import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-import numpy
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from pathprox.copies import Inputs
+from pathprox.copies import Inputs, seeded
 from pathprox.slices import Slice
 from pathprox.units import UnitGroup
 
@@ -49,6 +48,7 @@ class Proof:
         self._point = self._own
         self._watched: list[Tensor] = []
         self._seed = seed
+        self._obstacle = ""
 
     def run(self, groups: Sequence[UnitGroup]) -> dict[int, str]:
         """What was seen of each group that does not hold, by its place in ``groups``."""
@@ -59,19 +59,21 @@ class Proof:
         carried = {s.name for g in groups for s in g.carried}
         self._watched = [t for name, t in self.model.named_buffers() if name not in carried]
         reached: set[int] = set()
-        points = 0
+        points, in_training = 0, False
         for fresh in (True, False):
             self._draw(fresh)
             try:
-                settled = self._settled()
+                tried = self._try(groups, failed)
             except Exception:  # random weights may be outside what the model can bear
-                settled = False
-            if not settled:
+                tried = False
+            if not tried:
                 continue
             points += 1
-            reached |= self._reached(groups)
-            self._try(groups, failed)
-            self._try_in_training(groups, failed)
+            if len(reached) < len(groups):
+                reached |= self._reached(groups)
+            in_training = in_training or self._try_in_training(groups, failed)
+        if points and not in_training:
+            self.notes.append(f"not tried in training mode, where {self._obstacle}")
         if not points:
             return dict.fromkeys(range(len(groups)), "could not be tried: the outputs are random or not finite")
         for i in range(len(groups)):
@@ -79,32 +81,41 @@ class Proof:
                 failed.setdefault(i, "could not be tried: no gradient of the outputs reaches its weights")
         return failed
 
-    def _try(self, groups: Sequence[UnitGroup], failed: dict[int, str], mode: str = "") -> None:
-        tests = {"rescaling its units": self._rescale, "zeroing them": self._mute, "silencing them": self._deaf}
-        for words, test in tests.items():
-            left = [i for i, g in enumerate(groups) if i not in failed and (g.homogeneous or test == self._deaf)]
-            for i, seen in self._search(groups, left, test).items():
-                failed[i] = f"failed the proof: {words} changed the outputs by {seen:.1e}{mode}"
+    def _try(self, groups: Sequence[UnitGroup], failed: dict[int, str], mode: str = "") -> bool:
+        """All groups and all tests at once; apart only if that fails. False if the model is random or not finite.
 
-    def _try_in_training(self, groups: Sequence[UnitGroup], failed: dict[int, str]) -> None:
+        A group of a single unit is always tried by itself: without it, nothing else might be heard.
+        """
+        left = [i for i in range(len(groups)) if i not in failed]
+        several = [i for i in left if len(groups[i]) > 1]
+        batches = [[i] for i in left if len(groups[i]) == 1]
+        if several and self._seen(self._everything, [groups[i] for i in several]) > self.tolerance:
+            batches.append(several)
+        if batches and not self._settled():
+            return False
+        tests = {"rescaling its units": self._rescale, "zeroing them": self._mute, "silencing them": self._deaf}
+        for batch, (words, test) in itertools.product(batches, tests.items()):
+            which = [i for i in batch if i not in failed and (groups[i].homogeneous or test == self._deaf)]
+            for i, seen in self._search(groups, which, test).items():
+                failed[i] = f"failed the proof: {words} changed the outputs by {seen:.1e}{mode}"
+        return True
+
+    def _try_in_training(self, groups: Sequence[UnitGroup], failed: dict[int, str]) -> bool:
+        """The same in training mode; False if that could not be done at this point."""
         self.model.train()
-        given, problem = self.inputs, ""
+        given, tried, problem = self.inputs, False, ""
         for attempt in (self._as_given, self._two_samples, self._norms_in_evaluation):
             attempt()
             try:
-                settled = self._settled()
+                tried = self._try(groups, failed, " in training mode")
+                self._obstacle = "outputs are random even with one seed or not finite"
+                break
             except Exception as error:  # batch norm refuses to train on one sample
                 problem = problem or str(error)
-                continue
-            if settled:
-                self._try(groups, failed, " in training mode")
-            else:
-                self._note("not tried in training mode, where outputs are random even with one seed or not finite")
-            break
-        else:
-            self._note(f"not tried in training mode, where the model fails on these inputs: {problem}")
+                self._obstacle = f"the model fails on these inputs: {problem}"
         self.inputs = given
         self.model.eval()
+        return tried
 
     def _as_given(self) -> None:
         pass
@@ -122,18 +133,11 @@ class Proof:
             if isinstance(module, nn.modules.batchnorm._NormBase):
                 module.eval()
 
-    def _note(self, note: str) -> None:
-        if note not in self.notes:
-            self.notes.append(note)
-
     def _search(self, groups: Sequence[UnitGroup], which: list[int], test: Test) -> dict[int, float]:
         """Which of these groups fail the test, and by how much."""
         if not which:
             return {}
-        try:
-            seen = test([groups[i] for i in which])
-        except Exception:  # it does not even run any more
-            seen = math.inf
+        seen = self._seen(test, [groups[i] for i in which])
         if seen <= self.tolerance:
             return {}
         if len(which) == 1:
@@ -142,44 +146,68 @@ class Proof:
         parts = self._search(groups, which[:middle], test) | self._search(groups, which[middle:], test)
         return parts or dict.fromkeys(which, seen)
 
+    def _seen(self, test: Test, groups: Sequence[UnitGroup]) -> float:
+        try:
+            return test(groups)
+        except Exception:  # it does not even run any more
+            return math.inf
+
+    def _everything(self, groups: Sequence[UnitGroup]) -> float:
+        """Some units rescaled, some deaf, some mute."""
+        nobody = [torch.zeros(len(g), dtype=torch.bool) for g in groups]
+        deaf = [self._some(len(g)) for g in groups]
+        mute = [~d & self._some(len(g)) if g.homogeneous else n for d, g, n in zip(deaf, groups, nobody, strict=True)]
+        return self._compare_dead(groups, deaf, mute, rescale=True)
+
     def _rescale(self, groups: Sequence[UnitGroup]) -> float:
         with self._changed():
             before = self._outputs()
             for group in groups:
-                factor = torch.exp(self._uniform(len(group)) * 2 - 1)
-                self._scale(group.into + group.bias, factor)
-                self._scale(group.out, 1 / factor)
+                self._rescale_(group, torch.ones(len(group), dtype=torch.bool))
             return _difference(before, self._outputs())
+
+    def _rescale_(self, group: UnitGroup, which: Tensor) -> None:
+        factor = torch.where(which, torch.exp(self._uniform(len(group)) * 2 - 1), 1.0)
+        self._scale(group.into + group.bias, factor)
+        self._scale(group.out, 1 / factor)
 
     def _deaf(self, groups: Sequence[UnitGroup]) -> float:
         dead = [self._some(len(g)) for g in groups]
-        return self._compare_dead(groups, dead, zero=("out",), shake=("into", "bias", "carried"))
+        return self._compare_dead(groups, dead, [torch.zeros_like(mask) for mask in dead])
 
     def _mute(self, groups: Sequence[UnitGroup]) -> float:
         dead = [self._some(len(g)) for g in groups]
-        return self._compare_dead(groups, dead, zero=("into", "bias"), shake=("out",))
+        return self._compare_dead(groups, [torch.zeros_like(mask) for mask in dead], dead)
 
     def _compare_dead(
-        self, groups: Sequence[UnitGroup], dead: list[Tensor], zero: tuple[str, ...], shake: tuple[str, ...]
+        self, groups: Sequence[UnitGroup], deaf: list[Tensor], mute: list[Tensor], rescale: bool = False
     ) -> float:
-        def zeroed() -> list[Tensor]:
-            for group, off in zip(groups, dead, strict=True):
-                for kind in zero:
-                    self._scale(getattr(group, kind), torch.where(off, 0.0, 1.0))
-            return self._outputs()
+        with self._changed():
+            before = self._zeroed(groups, deaf, mute)
+        if not _sound(before):
+            return math.inf
+        with self._changed():
+            for group, d, m in zip(groups, deaf, mute, strict=True):
+                if rescale and group.homogeneous:
+                    self._rescale_(group, ~(d | m))
+                self._shake(group.into + group.bias + group.carried, d)
+                self._shake(group.out, m)
+            return _difference(before, self._zeroed(groups, deaf, mute))
 
-        with self._changed():
-            before = zeroed()
-        with self._changed():
-            for group, off in zip(groups, dead, strict=True):
-                for s in (s for kind in shake for s in getattr(group, kind)):
-                    factor = torch.exp(self._uniform(len(off)) * 2 - 1)
-                    if isinstance(
-                        self._tensors[s.name], nn.Parameter
-                    ):  # a buffer may hold a variance, and keeps its sign
-                        factor = torch.where(self._uniform(len(off)) < 0.5, -factor, factor)
-                    self._scale([s], torch.where(off, factor, 1.0))
-            return _difference(before, zeroed())
+    def _zeroed(self, groups: Sequence[UnitGroup], deaf: list[Tensor], mute: list[Tensor]) -> list[Tensor]:
+        """The outputs when nothing listens to the deaf units, and the mute ones say nothing."""
+        for group, d, m in zip(groups, deaf, mute, strict=True):
+            self._scale(group.out, torch.where(d, 0.0, 1.0))
+            self._scale(group.into + group.bias, torch.where(m, 0.0, 1.0))
+        return self._outputs()
+
+    def _shake(self, slices: Iterable[Slice], which: Tensor) -> None:
+        """Multiply these units' entries by random factors. A buffer may hold a variance, and keeps its sign."""
+        for s in slices if which.any() else ():
+            factor = torch.exp(self._uniform(len(which)) * 2 - 1)
+            if isinstance(self._tensors[s.name], nn.Parameter):
+                factor = torch.where(self._uniform(len(which)) < 0.5, -factor, factor)
+            self._scale([s], torch.where(which, factor, 1.0))
 
     def _scale(self, slices: Iterable[Slice], factor: Tensor) -> None:
         for s in slices:
@@ -213,21 +241,21 @@ class Proof:
         """What the model returns and, in training, what it writes into its buffers. They are left as they were."""
         buffers = [(t, t.clone()) for t in self.model.buffers()]
         args, kwargs = self.inputs
-        with _seeded(self._seed, self._tensors.values()), torch.set_grad_enabled(grad):
+        with seeded(self._seed, self.model), torch.set_grad_enabled(grad):
             leaves = tree_leaves(self.model(*args, **kwargs))
         if self.model.training:
             leaves += self._watched
         outputs = [leaf if grad else leaf.detach().clone() for leaf in leaves if isinstance(leaf, Tensor)]
         with torch.no_grad():
             for buffer, before in buffers:
-                buffer.copy_(before)
+                if not torch.equal(buffer, before):  # a write would spoil what autograd has saved of it
+                    buffer.copy_(before)
         return outputs
 
     def _settled(self) -> bool:
         """Whether the outputs are finite, and the same when asked twice."""
         first, second = self._outputs(), self._outputs()
-        finite = all(bool(t.isfinite().all()) for t in first)
-        return bool(first) and finite and _difference(first, second) <= self.tolerance
+        return _sound(first) and _difference(first, second) <= self.tolerance
 
     def _draw(self, fresh: bool) -> None:
         """A point to try the statement at: fresh weights and noisy inputs, or the given inputs and noisy weights."""
@@ -261,9 +289,10 @@ class Proof:
             tensor.copy_(self._point[name])
 
     def _some(self, count: int) -> Tensor:
-        """About half of the units, and at least one."""
-        chosen = self._uniform(count) < 0.5
-        chosen[int(torch.randint(count, (), generator=self.random))] = True
+        """About a third of the units: at least one, and if there are two, not all."""
+        chosen = self._uniform(count) < 1 / 3
+        first, last = torch.randperm(count, generator=self.random)[[0, -1]].tolist()
+        chosen[last], chosen[first] = False, True
         return chosen
 
     def _uniform(self, count: int) -> Tensor:
@@ -273,20 +302,8 @@ class Proof:
         return torch.randn(like.shape, generator=self.random, dtype=torch.float64).to(like)
 
 
-@contextmanager
-def _seeded(seed: int, tensors: Iterable[Tensor]) -> Iterator[None]:
-    """The same random numbers every time, from torch, Python and numpy; their states are left as they were."""
-    devices = sorted({t.device.index for t in tensors if t.device.type == "cuda"})
-    python, array = random.getstate(), numpy.random.get_state()  # noqa: NPY002  (the model's choice, not ours)
-    try:
-        with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(seed)
-            random.seed(seed)
-            numpy.random.seed(seed)  # noqa: NPY002
-            yield
-    finally:
-        random.setstate(python)
-        numpy.random.set_state(array)  # noqa: NPY002
+def _sound(outputs: Sequence[Tensor]) -> bool:
+    return bool(outputs) and all(bool(t.isfinite().all()) for t in outputs)
 
 
 def _any(s: Slice, gradient: Tensor | None) -> bool:
