@@ -88,7 +88,7 @@ def _constants(
 ) -> dict[Any, Tensor]:
     """What each input channel of the layers always is; NaN where it varies."""
     other = copy_of(model)
-    shake = shaken(other, inputs)
+    shake = shaken(other, inputs, fresh=True)
     for s in group.into:  # the units in question stay silent
         weight = other.get_parameter(s.name).detach()
         s.scale_(weight, torch.where(idle.to(weight.device), 0.0, 1.0))

@@ -76,15 +76,21 @@ def fit(inputs: Inputs, model: nn.Module) -> Inputs:
 
 
 @torch.no_grad()
-def shaken(model: nn.Module, inputs: Inputs, seed: int = 0) -> Inputs:
-    """Add noise to a model's parameters, half as large as they are, in place; returns inputs with noise added."""
+def shaken(model: nn.Module, inputs: Inputs, fresh: bool = False, seed: int = 0) -> Inputs:
+    """Add noise to a model's parameters, half as large as they are, in place; returns inputs with noise added.
+
+    ``fresh``: replace the parameters, by random ones of an ordinary size.
+    """
     random = torch.Generator().manual_seed(seed)
 
     def noise(x: Tensor) -> Tensor:
         return torch.randn(x.shape, generator=random, dtype=torch.float64).to(x)
 
     for parameter in model.parameters():
-        if parameter.is_floating_point():
+        if fresh and parameter.is_floating_point():
+            fan = max(1, parameter[0].numel()) if parameter.dim() > 1 else 4
+            parameter.copy_(noise(parameter) / fan**0.5)
+        elif parameter.is_floating_point():
             size = parameter.square().mean().sqrt() if parameter.numel() else torch.tensor(0.0)
             parameter.add_(noise(parameter) * (size / 2 if size > 0 else 0.5))
     return tree_map(lambda x: x + noise(x) if isinstance(x, Tensor) and x.is_floating_point() else x, inputs)
