@@ -17,7 +17,7 @@ help:
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch
-	$(PIP) --editable '.[experiments,dev]'
+	$(PIP) --editable '.[experiments,export,dev]'
 	@touch $@
 
 venv: $(VENV)/ready
@@ -42,6 +42,7 @@ format: venv
 
 bench: venv
 	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/shrinking.py
 
 clean:
 	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -65,3 +65,8 @@ def assert_balanced(units: pathprox.Units) -> None:
         members = [g for g in chained if any(g is c for c in units.couplings)]
         totals = torch.stack([(units.norm(g.into) * units.norm(g.out)).sum() for g in members])
         assert (totals / totals.mean() - 1).abs().max() < 1e-5
+
+
+def gelu() -> nn.Sequential:
+    """Its units can be removed, but not rescaled."""
+    return nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3))

@@ -389,3 +389,27 @@ def written_in_place():
         return self.b(y)
 
     return Net(forward, a=nn.Conv2d(3, 8, 3), b=nn.Conv2d(8, 2, 1)), image()
+
+
+def transposed_weights():
+    """Square ones too, where only the order of the dimensions tells rows from columns."""
+
+    def forward(self, x):
+        x = torch.relu(x @ self.a.t())
+        x = torch.relu(x @ self.b.permute(1, 0))
+        x = torch.relu(F.linear(x, self.c.T, self.bias))
+        return torch.addmm(self.last, x, self.d)
+
+    sizes = {"a": (8, 8), "b": (7, 8), "c": (7, 9), "d": (9, 3), "bias": (9,), "last": (3,)}
+    return Net(forward, **{name: nn.Parameter(torch.zeros(size)) for name, size in sizes.items()}), torch.randn(4, 8)
+
+
+def scale_in_another_shape():
+    def forward(self, x):
+        x = torch.relu(self.a(x)) * self.scale.view(-1, 1, 1)
+        x = torch.addcmul(self.c(x), self.b(x), self.gain.reshape(1, 8, 1, 1))
+        return self.d(torch.relu(x) + self.offset)
+
+    layers = {"a": nn.Conv2d(3, 6, 3), "b": nn.Conv2d(6, 8, 1), "c": nn.Conv2d(6, 8, 1), "d": nn.Conv2d(8, 2, 1)}
+    sizes = {"scale": 6, "gain": 8, "offset": 1}
+    return Net(forward, **layers, **{name: nn.Parameter(torch.ones(size)) for name, size in sizes.items()}), image()

@@ -37,6 +37,13 @@ def test_inspect_prints_json_for_machines():
     assert {"layer": "classifier", "reason": "it is the model's output", "where": ""} in table["left_out"]
 
 
+def test_inspect_shows_removable_units_if_asked():
+    assert "0 units" in run("inspect", "networks:gelu", "--input", "1,4").output
+    shown = run("inspect", "networks:gelu", "--input", "1,4", "--removable").output
+    assert "8 units in 1 groups" in shown
+    assert "group lasso on v" in shown
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [

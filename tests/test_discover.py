@@ -247,7 +247,6 @@ def test_a_parameter_added_is_a_bias_and_one_multiplied_is_carried():
         (lambda self, x: self.b(torch.relu(self.a(torch.relu(self.a(x))))), "a.weight is used 2 times"),
         (lambda self, x: self.b(torch.relu(self.a(x))) + self.a.weight.sum(), "a.weight is also used by sum"),
         (lambda self, x: self.b(torch.relu(F.linear(x, self.a.weight.abs()))), "computed in the forward pass"),
-        (lambda self, x: self.b(torch.relu(x @ self.a.weight.t())), ""),
     ],
 )
 def test_a_weight_used_in_another_way_is_refused(forward, words):

@@ -59,6 +59,8 @@ PATTERNS = {
     "literal_size": ("at the smaller size the model fails (patterns.py", True, True),
     "output_of_a_hidden_layer": (OUTPUT, True, True),
     "class_token": ("mixes the unit with something that is not one", True, True),
+    "transposed_weights": (OUTPUT, True, True),
+    "scale_in_another_shape": ("add of one number to all units", True, True),
     "written_in_place": ("the outputs changed by", False, False),
 }
 

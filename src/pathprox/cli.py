@@ -40,13 +40,16 @@ def inspect(
     ],
     dtype: Annotated[str, typer.Option(help="Of the inputs: float32, or int64 for token numbers.")] = "float32",
     exclude: Annotated[list[str] | None, typer.Option(help="A layer to leave out; repeatable.")] = None,
+    removable: Annotated[
+        bool, typer.Option("--removable", help="Also units that can be removed but not rescaled, as before GELU.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The table for machines.")] = False,
 ) -> None:
     """Print which units a model has, and for every other layer why not."""
     try:
         model = _load(target)
         inputs = tuple(_example(shape, dtype) for shape in shapes)
-        units = pathprox.find_units(model, inputs, exclude=exclude or ())
+        units = pathprox.find_units(model, inputs, exclude=exclude or (), homogeneous_only=not removable)
     except (ValueError, TypeError) as error:
         typer.echo(f"pathprox: {error}", err=True)
         raise typer.Exit(2) from error

@@ -123,7 +123,8 @@ class Search:
 
     def _ways(self, choice: Choice, base: Removal) -> Iterator[Choice]:
         """Other ways to shrink a group."""
-        for alike in (False, True):
+        apart = parts_of(self.groups[choice.number], self.units.bundles) is not None
+        for alike in (False, True) if apart else (False,):
             other = replace(choice, even=alike)
             if alike:
                 yield other

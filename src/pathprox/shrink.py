@@ -19,12 +19,13 @@ from pathprox.constants import fold_constants_
 from pathprox.copies import copy_of, fit
 from pathprox.dead import find_dead
 from pathprox.removal import Removal, Search
+from pathprox.slices import Slice
 from pathprox.surgery import (
     Cut,
     cut_group,
     cut_slice,
 )
-from pathprox.units import Units
+from pathprox.units import UnitGroup, Units
 
 
 @torch.no_grad()
@@ -66,10 +67,11 @@ def shrink_(
     count = sum(int(mask.sum()) for mask in removal.dead[: len(units)])
     if removal.cuts:
         state = _smaller_state(model, removal.cuts, optimizer)
+        smaller = _smaller_units(units, removal)
         removal.apply(model)
         for entry, name, tensor in state:
             entry[name] = tensor
-        _shrink_units_(units, removal)
+        units.become(*smaller)
     return count
 
 
@@ -108,10 +110,12 @@ def _smaller_state(
     return found
 
 
-def _shrink_units_(units: Units, removal: Removal) -> None:
-    """Let the units describe the smaller model."""
+def _smaller_units(
+    units: Units, removal: Removal
+) -> tuple[list[UnitGroup], list[UnitGroup], list[Tensor], list[Slice]]:
+    """Groups, bundles, the units that are kept of each group, and rows, as they are in the smaller model."""
+    count = len(units.groups)
     kept = [~removal.covered(i) for i in range(len(removal.groups))]
     smaller = [cut_group(g, removal.cuts, mask) for g, mask in zip(removal.groups, kept, strict=True)]
-    count = len(units.groups)
     rows = [cut_slice(s, removal.cuts.get(s.name), torch.ones(s.units, dtype=torch.bool)) for s in units.rows()]
-    units.become(smaller[:count], smaller[count:], kept[:count], rows)
+    return smaller[:count], smaller[count:], kept[:count], rows

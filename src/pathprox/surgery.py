@@ -22,10 +22,16 @@ class Cut:
     """The new shape."""
     blocks: int
     """The groups that are left of a grouped convolution; 1 for anything else."""
+    grouped: bool = False
+    """Whether it is a grouped convolution's weight: a rectangle in each group, not a rectangle."""
 
     def __call__(self, tensor: Tensor) -> Tensor:
         """The kept part of the parameter, or of a tensor of its shape such as its momentum."""
-        new = tensor.detach()[self.keep.to(tensor.device)].view(self.shape)
+        new = tensor.detach()
+        if self.grouped:
+            new = new[self.keep.to(tensor.device)].view(self.shape)
+        for d, slab in enumerate(() if self.grouped else _slabs(self.keep)):
+            new = new if slab.all() else new.index_select(d, slab.nonzero().flatten().to(tensor.device))
         last = (
             tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last)
         )
@@ -60,16 +66,20 @@ def _cut(model: nn.Module, name: str, keep: Tensor) -> Cut:
             "do not go from all groups of this grouped convolution alike" if groups > 1 else "are not whole slabs of it"
         )
         raise UnevenError(f"{name} cannot be cut: the dead units {what}")
-    return Cut(keep, (size[0] * len(blocks), *size[1:]), len(blocks))
+    return Cut(keep, (size[0] * len(blocks), *size[1:]), len(blocks), groups > 1)
 
 
 def _sizes(keep: Tensor) -> tuple[int, ...] | None:
     """The shape of what is kept, if it is a rectangle: some indices of each dimension, in every combination."""
-    slabs = [
-        keep.any(tuple(e for e in range(keep.dim()) if e != d)) if keep.dim() > 1 else keep for d in range(keep.dim())
-    ]
+    slabs = _slabs(keep)
     sizes = tuple(int(slab.sum()) for slab in slabs)
     return sizes if int(keep.sum()) == torch.Size(sizes).numel() else None
+
+
+def _slabs(keep: Tensor) -> list[Tensor]:
+    """For each dimension the indices of which something is kept."""
+    dims = range(keep.dim())
+    return [keep.any(tuple(e for e in dims if e != d)) if keep.dim() > 1 else keep for d in dims]
 
 
 def apply_cuts(model: nn.Module, cuts: dict[str, Cut]) -> None:
@@ -156,11 +166,13 @@ def cut_slice(s: Slice, cut: Cut | None, kept: Tensor) -> Slice:
 
 
 def _view(old: tuple[int, ...], cut: Cut) -> tuple[int, ...]:
-    """The smaller parameter in the view that the slice has of it: groups split off, or dimensions of size 1 added."""
+    """The smaller parameter in the view that the slice has of it: groups split off, or another shape."""
     if len(old) > 1 and old[0] > 1 and old[0] * old[1] == cut.keep.shape[0] and old[2:] == cut.keep.shape[1:]:
         return (cut.blocks, cut.shape[0] // cut.blocks, *cut.shape[1:])
-    sizes = iter(new for size, new in zip(cut.keep.shape, cut.shape, strict=True) if size > 1)
-    return tuple(next(sizes) if size > 1 else 1 for size in old)
+    sizes = _sizes(cut.keep.reshape(old))
+    if sizes is None:
+        raise UnevenError("a parameter that is used in another shape cannot be cut in that shape")
+    return sizes
 
 
 def _module(model: nn.Module, name: str) -> tuple[nn.Module, str]:

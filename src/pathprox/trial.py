@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -38,30 +39,48 @@ class Trial:
     def __init__(self, model: nn.Module, units: Units) -> None:
         if units.inputs is None:
             raise ValueError("these units were not made by find_units, so there are no example inputs to compare on")
-        self.model = model
+        self.model = copy_of(model)
         self.inputs = fit(units.inputs, model)
-        self.before = _run(model, self.inputs)
+        self.before = _run(self.model, self.inputs)
         self.other, given = double(model, units.inputs)
         self.noisy = shaken(self.other, given)
         self.noise_tells = all(bool(t.isfinite().all()) for t in _run(self.other, self.noisy) if t.is_floating_point())
 
     def problem(self, change: Change) -> str | None:
         """What is wrong with the smaller model, if anything."""
-        small = copy_of(self.model)
-        change.apply(small)
-        return _compare(self.before, small, self.inputs) or (self._at_random(change) if self.noise_tells else None)
+        return self._at_own(change) or (self._at_random(change) if self.noise_tells else None)
+
+    def _at_own(self, change: Change) -> str | None:
+        with _undone(self.model):
+            change.apply(self.model)
+            return _compare(self.before, self.model, self.inputs)
 
     def _at_random(self, change: Change) -> str | None:
-        model = copy_of(self.other)
-        tensors = dict(model.named_parameters())
-        for group, mask in zip(change.groups, change.dead, strict=True):
-            for s in group.into + group.bias + group.out if mask.any() else ():
-                weight = tensors[s.name].detach()
-                s.scale_(weight, torch.where(mask.to(weight.device), 0.0, 1.0))
-        before = _run(model, self.noisy)
-        change.apply(model)
-        problem = _compare(before, model, self.noisy)
+        with _undone(self.other):
+            tensors = dict(self.other.named_parameters())
+            for group, mask in zip(change.groups, change.dead, strict=True):
+                for s in group.into + group.bias + group.out if mask.any() else ():
+                    weight = tensors[s.name].data.clone()
+                    s.scale_(weight, torch.where(mask.to(weight.device), 0.0, 1.0))
+                    tensors[s.name].data = weight
+            before = _run(self.other, self.noisy)
+            change.apply(self.other)
+            problem = _compare(before, self.other, self.noisy)
         return problem and f"at random weights {problem}"
+
+
+@contextmanager
+def _undone(model: nn.Module) -> Iterator[None]:
+    """Afterwards the model's tensors have the data they had, and its modules their whole numbers."""
+    tensors = [(t, t.data) for t in (*model.parameters(), *model.buffers())]
+    numbers = [(m, {k: v for k, v in vars(m).items() if type(v) is int}) for m in model.modules()]
+    try:
+        yield
+    finally:
+        for tensor, data in tensors:
+            tensor.data = data
+        for module, values in numbers:
+            vars(module).update(values)
 
 
 def _run(model: nn.Module, inputs: Inputs) -> list[Tensor]:

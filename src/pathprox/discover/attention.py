@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pathprox.discover.labels import MIXED, NONE, Parameter
-from pathprox.discover.layers import affine
+from pathprox.discover.layers import matrix
 from pathprox.discover.op import Op, Value
 from pathprox.discover.operators import rule
 
@@ -23,8 +23,8 @@ def matmul(op: Op, x: Tensor, y: Value) -> Value:
     """x @ W with W a parameter is a linear layer; otherwise each row of x meets each column of y."""
     if isinstance(y, Parameter):
         if y.trained and len(y.shape) == 2:
-            return affine(op, x, y, None, -1, y.shape, rows=(1,), columns=(0,))
-        y = torch.tensor(NONE).expand(y.shape)
+            return matrix(op, x, y, None)
+        y = op.plain(y)
     rows = op.reduce(x if x.dim() > 1 else x[None], [-1], MIXES)
     columns = op.reduce(y if y.dim() > 1 else y[:, None], [-2], MIXES)
     return op.product(rows, columns, entrywise=False).reshape(op.shape)
@@ -33,7 +33,7 @@ def matmul(op: Op, x: Tensor, y: Value) -> Value:
 @rule("addmm")
 def addmm(op: Op, bias: Value, x: Tensor, weight: Value, **_: Value) -> Value:
     if isinstance(weight, Parameter):
-        return affine(op, x, weight, bias, -1, weight.shape, rows=(1,), columns=(0,))
+        return matrix(op, x, weight, bias)
     op.stop([bias, x, weight], f"{op.name} multiplies the unit with other activations")
     return op.nothing()
 

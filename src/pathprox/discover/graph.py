@@ -6,7 +6,7 @@ import os
 import re
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from pathprox.copies import Inputs
 from pathprox.discover import attention as _attention  # noqa: F401  (its rules, and those of layers, enter the table)
-from pathprox.discover.labels import NONE, Book, Parameter
+from pathprox.discover.labels import Book, Parameter
 from pathprox.discover.op import Op, Value, none_like
 from pathprox.discover.operators import BINARY, RULES
 
@@ -50,6 +50,7 @@ class Usage:
 
     understood: dict[str, list[str]] = field(default_factory=dict)
     other: dict[str, str] = field(default_factory=dict)
+    matrices: set[str] = field(default_factory=set)
 
     def spoil(self, book: Book) -> None:
         """A parameter used twice, or in a way no rule accounts for, cannot be rescaled at one place alone."""
@@ -59,7 +60,7 @@ class Usage:
         known = {layer.name for layer in book.layers}
         for name, operator in self.other.items():
             layer = name.rpartition(".")[0] or name
-            if layer not in known:
+            if layer not in known and name in self.matrices:
                 book.strangers.setdefault(layer, f"its parameters are used by {operator}")
         for name, operator in self.other.items():
             _end_claims(book, name, f"{name} is also used by {operator}")
@@ -98,8 +99,11 @@ def _call(node: fx.Node, book: Book, values: dict[fx.Node, Value], usage: Usage)
     kwargs = {k: _resolve(v, values) for k, v in node.kwargs.items()}
     rule = RULES.get(op.name)
     given = list(args)
+    view = _view(op, args[0]) if args else None
+    if view is not None:
+        return view
     if args and isinstance(args[0], Parameter) and op.name not in BINARY:
-        args[0] = torch.tensor(NONE).expand(args[0].shape)  # used as an activation: it scales with no unit
+        args[0] = op.plain(args[0])
     if node.meta.get("val") is None and not node.users:
         result = None  # an assertion: it computes nothing
     elif rule is None:
@@ -113,7 +117,27 @@ def _call(node: fx.Node, book: Book, values: dict[fx.Node, Value], usage: Usage)
                 usage.understood.setdefault(leaf.name, []).append(op.place)
             else:
                 usage.other[leaf.name] = f"{op.name} ({op.place})"
+                if len(leaf.shape) > 1:
+                    usage.matrices.add(leaf.name)
     return result
+
+
+def _view(op: Op, value: Value) -> Parameter | None:
+    """A parameter seen in another shape, or transposed, is still that parameter."""
+    if not isinstance(value, Parameter) or not value.free:
+        return None
+    if op.name in ("view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten", "_unsafe_view", "contiguous"):
+        return replace(value, shape=tuple(op.shape))
+    turns = op.name in ("t", "transpose", "permute", "numpy_T", "swapaxes", "swapdims")
+    if turns and len(value.shape) == 2 and tuple(op.shape) == value.shape[::-1] and _swaps(op):
+        return replace(value, transposed=True)
+    return None
+
+
+def _swaps(op: Op) -> bool:
+    """Whether a matrix is really transposed (a square one could also be left as it is)."""
+    order = next((a for a in op.node.args[1:] if isinstance(a, list | tuple)), [1, 0])
+    return list(order) in ([1, 0], [-1, 0], [1, -2], [-1, -2])
 
 
 def _resolve(argument: Any, values: dict[fx.Node, Value]) -> Any:

@@ -32,11 +32,19 @@ class Parameter:
 
     name: str
     shape: tuple[int, ...]
+    """Its own, or that of a view of it."""
     kind: Literal["parameter", "buffer", "constant"]
+    transposed: bool = False
+    """Whether this is the transpose of a matrix; the shape is that of the matrix."""
 
     @property
     def trained(self) -> bool:
         return self.kind == "parameter"
+
+    @property
+    def free(self) -> bool:
+        """Whether it is trained and can take part entry by entry."""
+        return self.trained and not self.transposed
 
     @property
     def numel(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from pathprox.discover.labels import Parameter
@@ -11,7 +13,15 @@ from pathprox.discover.operators import rule
 
 @rule("linear")
 def linear(op: Op, x: Tensor, weight: Value, bias: Value = None) -> Value:
+    if isinstance(weight, Parameter) and weight.transposed:
+        return matrix(op, x, replace(weight, transposed=False), bias)  # the transpose of a transpose
     return affine(op, x, weight, bias, -1, tuple(weight.shape), rows=(0,), columns=(1,))
+
+
+def matrix(op: Op, x: Tensor, weight: Parameter, bias: Value) -> Value:
+    """x @ weight."""
+    rows, columns = (0, 1) if weight.transposed else (1, 0)
+    return affine(op, x, replace(weight, transposed=False), bias, -1, weight.shape, (rows,), (columns,))
 
 
 @rule("embedding")
@@ -115,4 +125,4 @@ def prelu(op: Op, x: Tensor, slope: Value) -> Value:
 
 
 def _is_trained(value: Value) -> bool:
-    return isinstance(value, Parameter) and value.trained
+    return isinstance(value, Parameter) and value.free

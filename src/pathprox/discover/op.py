@@ -115,6 +115,12 @@ class Op:
             self.book.end(gate[gated], reason, self.where, heirs=label[gated])
         return torch.where((x == ZERO) | (y == ZERO), ZERO, label).expand(shape)
 
+    def plain(self, value: Value) -> Value:
+        """A parameter or constant that is used like an activation scales with no unit."""
+        if not isinstance(value, Parameter):
+            return value
+        return torch.tensor(NONE).expand(value.shape[::-1] if value.transposed else value.shape)
+
     def nothing(self) -> Value:
         """Outputs that scale with no unit."""
         return none_like(self.node.meta.get("val"))

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_map
 
 from pathprox.discover.labels import CURVED, MIXED, NONE, ZERO, Parameter, compact
 from pathprox.discover.op import Op, Value
@@ -82,9 +82,7 @@ def shape_alone(op: Op, *_: Value, **__: Value) -> Value:
 @rule("slice_scatter select_scatter repeat_interleave pixel_shuffle pixel_unshuffle channel_shuffle")
 def layout(op: Op, *args: Value, **kwargs: Value) -> Value:
     """Layout operators are simply run on the labels."""
-    if any(isinstance(leaf, Parameter) for leaf in tree_leaves((args, kwargs))):
-        op.stop(args, f"{op.name} joins the unit with a parameter or constant")
-        return op.nothing()
+    args, kwargs = tree_map(op.plain, (args, kwargs))
     if any(isinstance(leaf, torch.dtype) for leaf in args):
         op.stop(args, f"{op.name} as another type is not homogeneous")
         return op.nothing()
@@ -161,7 +159,7 @@ def reduction(op: Op, x: Tensor, dims: Value = None, *_: Value, **kwargs: Value)
     return op.first(labels)
 
 
-@rule("add sub rsub maximum minimum")
+@rule("add sub subtract rsub maximum minimum")
 def add(op: Op, x: Value, y: Value, **_: Value) -> Value:
     """A sum of two units is one unit; a parameter beside a unit is its bias."""
     if not isinstance(x, Tensor):
@@ -170,13 +168,16 @@ def add(op: Op, x: Value, y: Value, **_: Value) -> Value:
         return _join(op, x, y)
     if isinstance(x, Tensor) and isinstance(y, int | float):
         return op.curve(x, f"{op.name} of a constant is not homogeneous") if y else x
-    is_bias = isinstance(y, Parameter) and y.trained and op.name in ("add", "sub")
+    is_bias = isinstance(y, Parameter) and y.free and op.name not in ("maximum", "minimum", "max", "min")
+    if isinstance(x, Tensor) and is_bias and y.numel == 1:
+        op.understood.add(y.name)
+        return op.curve(x.expand(op.shape), f"{op.name} of one number to all units is not homogeneous")
     if isinstance(x, Tensor) and is_bias and y.covers(x.shape):
         op.beside("bias", x, y)
         (few,) = compact(x)
         return torch.where(few == ZERO, NONE, few).expand(x.shape)  # where there was nothing there is now the bias
     if isinstance(x, Tensor) and isinstance(y, Parameter) and not y.trained:
-        return _join(op, x, torch.tensor(NONE).expand(y.shape), f"{op.name} of a constant is not homogeneous")
+        return _join(op, x, op.plain(y), f"{op.name} of a constant is not homogeneous")
     op.stop([x, y], f"{op.name} of a constant is not homogeneous")
     return op.nothing()
 
@@ -194,22 +195,23 @@ def _join(op: Op, x: Tensor, y: Tensor, reason: str | None = None) -> Tensor:
 def where(op: Op, condition: Value, x: Value, y: Value) -> Value:
     """One or the other: like a sum, as far as units are concerned."""
     op.stop(condition)
-    x, y = (torch.tensor(NONE).expand(v.shape) if isinstance(v, Parameter) else v for v in (x, y))
+    x, y = op.plain(x), op.plain(y)
     if isinstance(x, Tensor) and isinstance(y, Tensor):
         return _join(op, x, y)
     return op.curve(x if isinstance(x, Tensor) else y).expand(op.shape)
 
 
-@rule("mul div")
+@rule("mul multiply div divide true_divide")
 def multiply(op: Op, x: Value, y: Value, rounding_mode: str | None = None, **_: Value) -> Value:
     """What does not scale with a unit (a number, a constant, an activation that is no unit) lets it pass."""
-    if not isinstance(x, Tensor) and op.name == "mul":
+    divides = op.name not in ("mul", "multiply")
+    if not isinstance(x, Tensor) and not divides:
         x, y = y, x
     if not isinstance(x, Tensor) or rounding_mode is not None:
         op.stop([x, y], f"this kind of {op.name} is not homogeneous")
         return op.nothing()
     if isinstance(y, Parameter):
-        if y.trained and y.covers(x.shape):
+        if y.free and y.covers(x.shape):
             op.beside("carried", x, y)
         elif y.trained and y.numel > 1:
             op.stop(x, f"{op.name} by the parameter {y.name} is not understood")
@@ -219,9 +221,15 @@ def multiply(op: Op, x: Value, y: Value, rounding_mode: str | None = None, **_: 
     if not isinstance(y, Tensor):
         return x
     x, y = x.expand(op.shape), y.expand(op.shape)
-    if op.name == "div":
+    if divides:
         y = op.curve(y, "division by the unit is not homogeneous")
     return op.product(x, y, entrywise=True)
+
+
+@rule("addcmul")
+def addcmul(op: Op, x: Value, left: Value, right: Value, **_: Value) -> Value:
+    """x + left * right."""
+    return add(op, x, multiply(op, left, right))
 
 
 @rule("glu")
@@ -271,5 +279,13 @@ rule("group_norm native_group_norm")(ends("{} mixes the units of a group"))
 rule("rrelu rrelu_with_noise")(ends("{} draws its slopes at random, so that nothing can be proved of it"))
 rule("instance_norm")(ends("{} takes the unit's scale away"))
 
-BINARY = {"add", "sub", "mul", "div", "max", "min", "maximum", "minimum", "where", "embedding"}
+BINARY = {"add", "sub", "mul", "div", "max", "min", "maximum", "minimum", "where", "embedding"} | {
+    "subtract",
+    "multiply",
+    "divide",
+    "true_divide",
+    "addmm",
+    "baddbmm",
+    "addcmul",
+}
 """Operators whose rules take a parameter or constant in the first place; elsewhere it stands for an activation."""
