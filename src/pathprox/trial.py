@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from pathprox.copies import Inputs, copy_of, double, evaluating, fit, seeded, shaken
@@ -42,6 +43,7 @@ class Trial:
         self.model = copy_of(model)
         self.inputs = fit(units.inputs, model)
         self.before = _run(self.model, self.inputs)
+        self.shapes_tell = _shapes(self.model, self.inputs) is None
         self.other, given = double(model, units.inputs)
         self.noisy = shaken(self.other, given)
         self.noise_tells = all(bool(t.isfinite().all()) for t in _run(self.other, self.noisy) if t.is_floating_point())
@@ -53,7 +55,8 @@ class Trial:
     def _at_own(self, change: Change) -> str | None:
         with _undone(self.model):
             change.apply(self.model)
-            return _compare(self.before, self.model, self.inputs)
+            problem = _shapes(self.model, self.inputs) if self.shapes_tell else None
+            return problem or _compare(self.before, self.model, self.inputs)
 
     def _at_random(self, change: Change) -> str | None:
         with _undone(self.other):
@@ -87,6 +90,19 @@ def _run(model: nn.Module, inputs: Inputs) -> list[Tensor]:
     """What a model returns, as far as it is tensors."""
     with evaluating(model), seeded(0, model):
         return [leaf for leaf in tree_leaves(model(*inputs[0], **inputs[1])) if isinstance(leaf, Tensor)]
+
+
+def _shapes(model: nn.Module, inputs: Inputs) -> str | None:
+    """Whether the shapes fit together, without computing anything.
+
+    That is quick, and sizes that do not fit may do worse in a compiled kernel than raise an error.
+    """
+    try:
+        with evaluating(model), FakeTensorMode(allow_non_fake_inputs=True):
+            model(*inputs[0], **inputs[1])
+    except Exception as error:
+        return f"at the smaller size the model fails ({_line(error)}): {error}"
+    return None
 
 
 def _line(error: Exception) -> str:
