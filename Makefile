@@ -1,17 +1,19 @@
 # A newcomer needs two commands: `make demo` and `make test`. Everything else is for those who change the code.
 PYTHON ?= python3
 VENV ?= .venv
+ZOO ?= .venv-zoo
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help venv demo test test-slow lint format bench clean
+.PHONY: help venv demo test test-slow lint format bench zoo clean
 
 help:
 	@echo "make demo       train a small network twice, with weight decay and with PathProx, and show the difference"
 	@echo "make test       run all tests (a few minutes)"
 	@echo "make test-slow  run the tests that take longer"
 	@echo "make lint       ruff and mypy"
-	@echo "make bench      what a step costs"
+	@echo "make bench      what a step costs, and what shrinking saves"
+	@echo "make zoo        real architectures: find units, kill some, shrink, compare (an hour on two cores)"
 
 # torch first and alone: with the version pinned here, nothing later can pull in another build of it.
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -44,5 +46,18 @@ bench: venv
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/shrinking.py
 
+# The zoo has an environment of its own. torchvision and timm come without their dependencies: torch is there already.
+ZOO_PIP := $(ZOO)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+$(ZOO)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(ZOO)
+	$(ZOO_PIP) torch
+	$(ZOO_PIP) --no-deps torchvision==0.28.0 timm==1.0.30
+	$(ZOO_PIP) pillow transformers==5.22.2 --editable .
+	@touch $@
+
+zoo: $(ZOO)/ready
+	$(ZOO)/bin/python scripts/zoo.py --out results/zoo --workers 2 --all-units
+	$(ZOO)/bin/python scripts/zoo.py --out results/zoo --table docs/zoo.md
+
 clean:
-	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(ZOO) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -103,3 +103,35 @@ def test_a_grad_scaler_that_skips_is_no_error(fused):
             torch.testing.assert_close(model[0].weight.detach(), before, rtol=1e-6, atol=1e-8)
     assert 0 < skipped < 40
     prox.check()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_units_leave_in_training_as_on_the_cpu(fused):
+    sizes = {}
+    for device in ("cpu", "cuda"):
+        torch.manual_seed(0)
+        model, (x, y) = chain(8, 64, 4).double(), batch()
+        model, data = model.to(device), (x.double().to(device), y.to(device))
+        options = {"shrink_every": 20, "patience": 10}
+        optimizer, prox = attached(model, data[0], lambda p: torch.optim.Adam(p, lr=0.01, fused=fused), 0.03, **options)
+        losses = train(model, optimizer, data, 300)
+        sizes[device] = model[0].out_features, round(losses[-1], 6)
+        assert len(prox.units[0]) == model[0].out_features < 64
+    assert sizes["cpu"] == sizes["cuda"]
+
+
+def test_a_model_on_the_gpu_shrinks_there_and_no_random_state_is_touched():
+    model = VGG((8, 8, "M", 12, 12, "M", 16, 16, "M", 16, 16, "M", 16, 16, "A"), batch_norm=True).cuda().eval()
+    x = torch.randn(2, 3, 32, 32, device="cuda")
+    torch.cuda.manual_seed(7)
+    state = torch.cuda.get_rng_state()
+    units = find_units(model, x)
+    with torch.no_grad():
+        for group in units:
+            for s in group.out:
+                s.scale_(units.tensor(s.name), (torch.arange(len(group), device="cuda") % 3 > 0).float())
+    small = pathprox.shrink(model, units)
+    find_units(chain(8, 16, 4), torch.randn(1, 8))
+    assert torch.equal(torch.cuda.get_rng_state(), state)
+    assert sum(p.numel() for p in small.parameters()) < 0.6 * sum(p.numel() for p in model.parameters())
+    torch.testing.assert_close(small(x), model(x), rtol=1e-3, atol=1e-4)

@@ -204,7 +204,7 @@ def where(op: Op, condition: Value, x: Value, y: Value) -> Value:
 @rule("mul multiply div divide true_divide")
 def multiply(op: Op, x: Value, y: Value, rounding_mode: str | None = None, **_: Value) -> Value:
     """What does not scale with a unit (a number, a constant, an activation that is no unit) lets it pass."""
-    divides = op.name not in ("mul", "multiply")
+    divides = op.name in ("div", "divide", "true_divide")
     if not isinstance(x, Tensor) and not divides:
         x, y = y, x
     if not isinstance(x, Tensor) or rounding_mode is not None:
