@@ -100,7 +100,7 @@ def test_it_is_exact_or_the_reason_is_told(name):
         units = find_units(model, x, homogeneous_only=homogeneous_only)
         told += "\n".join(map(str, units.left_out))
         smaller = False
-        for share in (0.3, 0.6):
+        for share in (0.3, 0.8):
             model.load_state_dict(own)
             kill(units, share)
             with warnings.catch_warnings(record=True) as caught:

@@ -61,8 +61,11 @@ OPTIMIZERS = {
 @pytest.mark.filterwarnings("ignore:dead units")
 @pytest.mark.parametrize(
     ("name", "method"),
-    [*((name, method) for name in OPTIMIZERS for method in (None, PathProx))]
-    + [("SGD", pathprox.PathNorm), ("Adam", pathprox.NormalizedWeightDecay)],
+    [
+        *((name, method) for name in OPTIMIZERS for method in (None, PathProx)),
+        ("SGD", pathprox.PathNorm),
+        ("Adam", pathprox.NormalizedWeightDecay),
+    ],
 )
 def test_training_goes_on_exactly_as_the_unshrunk_network_would(name, method):
     model, data = network(), images()
