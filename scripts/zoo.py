@@ -43,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", nargs="+", default=["*"], metavar="NAME", help="models, or patterns with *")
     parser.add_argument("--workers", type=int, default=1, help="models at a time")
     parser.add_argument("--limit", type=float, default=300, metavar="SECONDS", help="for one model")
-    parser.add_argument("--memory", type=float, default=16, metavar="GB", help="for one model")
+    parser.add_argument("--memory", type=float, default=8, metavar="GB", help="for one model")
     parser.add_argument("--all-units", action="store_true", help="also try units that are not homogeneous")
     parser.add_argument("--again", action="store_true", help="also models that have a record")
     parser.add_argument("--one", help=argparse.SUPPRESS)

@@ -12,7 +12,7 @@ INTRO = """\
 # The zoo: does it hold for models that people use?
 
 {count} architectures with random weights (nothing is downloaded), small inputs and, where one can choose, few layers.
-Parameters that start as a constant are drawn at random first; batch norm's statistics are those of a random batch.
+Parameters that start as a constant are drawn at random first, and batch norm's statistics near those of random inputs.
 Each model is then taken through the same steps (`make zoo`, seed {seed}):
 
 1. `find_units` on one batch of two random samples;

@@ -413,3 +413,14 @@ def scale_in_another_shape():
     layers = {"a": nn.Conv2d(3, 6, 3), "b": nn.Conv2d(6, 8, 1), "c": nn.Conv2d(6, 8, 1), "d": nn.Conv2d(8, 2, 1)}
     sizes = {"scale": 6, "gain": 8, "offset": 1}
     return Net(forward, **layers, **{name: nn.Parameter(torch.ones(size)) for name, size in sizes.items()}), image()
+
+
+def squeeze_excitation_with_swish():
+    """The gate comes first in the product, and both factors are curved."""
+
+    def forward(self, x):
+        x = F.silu(self.conv(x))
+        return self.head(torch.sigmoid(self.up(F.silu(self.down(x.mean((2, 3), keepdim=True))))) * x)
+
+    gate = {"down": nn.Conv2d(8, 4, 1), "up": nn.Conv2d(4, 8, 1)}
+    return Net(forward, conv=nn.Conv2d(3, 8, 3), **gate, head=nn.Conv2d(8, 2, 1)), image()

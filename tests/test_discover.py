@@ -112,7 +112,7 @@ def test_homogeneous_operators_let_units_through(between):
         (nn.ReLU6(), "hardtanh is not homogeneous"),
         (nn.LayerNorm([6, 8, 8]), "layer_norm mixes all units"),
         (nn.GroupNorm(2, 6), "group_norm mixes the units of a group"),
-        (nn.BatchNorm2d(6, affine=False), "nothing to rescale"),
+        (nn.BatchNorm2d(6, affine=False), "takes the unit's scale away"),
         (nn.Softmax(1), "softmax is not homogeneous"),
         (nn.ConstantPad2d(1, 2.0), "padding with 2.0"),
         (Net(lambda self, x: x + 1), "constant"),

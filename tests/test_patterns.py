@@ -35,6 +35,7 @@ PATTERNS = {
     "u_net": (OUTPUT, True, True),
     "dense_net": ("batch norm", True, True),
     "squeeze_excitation": (GATE, True, True),
+    "squeeze_excitation_with_swish": (GATE, False, True),
     "spatial_gate": (GATE, True, True),
     "inverted_residual": ("batch norm", True, True),
     "inverted_residual_with_swish": ("silu is not homogeneous", True, True),
@@ -160,3 +161,10 @@ def test_units_that_are_not_homogeneous_have_to_be_asked_for():
     units = find_units(model, x, homogeneous_only=False)
     assert [g.homogeneous for g in units] == [True, False]
     assert "group lasso on v" in str(units)
+
+
+def test_a_gate_that_comes_first_is_still_the_gate():
+    model, x = make("squeeze_excitation_with_swish")
+    units = find_units(model, x, homogeneous_only=False)
+    assert [g.layers_in for g in units] == [("conv",), ("down",)]
+    assert units[0].layers_carried == ("up",)

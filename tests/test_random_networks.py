@@ -21,6 +21,17 @@ class Skip(nn.Module):
         return self.after(x + self.inner(x))
 
 
+class Gate(nn.Module):
+    """One branch times another, which is bent in some way."""
+
+    def __init__(self, linear: nn.Module, gate: nn.Module):
+        super().__init__()
+        self.linear, self.gate = linear, gate
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gate(x) * self.linear(x)
+
+
 class GlobalMean(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.mean(tuple(range(2, x.dim())))
@@ -47,6 +58,8 @@ class Builder:
         kind = self.random.random()
         if kind < 0.25:
             return [*self.layer(), *self.activation(), self.skip()]
+        if kind < 0.4:
+            return [*self.layer(), *self.activation(), self.gate()]
         return [*self.layer(), *self.activation(), *self.pool()]
 
     def layer(self, channels: int | None = None, keep: bool = False) -> list[nn.Module]:
@@ -66,7 +79,9 @@ class Builder:
                 if kernel == 3 and self.dims < 3 and self.size > 2
                 else "zeros"
             )
-            layer = kinds[self.dims](self.channels, out, kernel, padding=kernel // 2, bias=bias, padding_mode=mode)
+            groups = 2 if self.channels % 2 == out % 2 == 0 and self.random.random() < 0.3 else 1
+            options = {"padding": kernel // 2, "bias": bias, "padding_mode": mode, "groups": groups}
+            layer = kinds[self.dims](self.channels, out, kernel, **options)
         self.channels = out
         return [layer, *self.norm()]
 
@@ -100,6 +115,13 @@ class Builder:
         channels = self.channels
         inner = [*self.layer(keep=True), *self.activation(), *self.layer(channels, keep=True)]
         return Skip(nn.Sequential(*inner), self.random.choice([nn.ReLU(), nn.Identity()]))
+
+    def gate(self) -> nn.Module:
+        out, inside = self.random.randint(2, 7), self.channels
+        linear = self.layer(out, keep=True)
+        self.channels = inside
+        bend = self.random.choice([nn.Sigmoid(), nn.SiLU(), nn.ReLU(), nn.Softplus()])
+        return Gate(nn.Sequential(*linear), nn.Sequential(*self.layer(out, keep=True), bend))
 
     def end(self) -> list[nn.Module]:
         if self.dims == 0:

@@ -34,13 +34,13 @@ def numel(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def check(model: nn.Module, x: torch.Tensor, share: float = 0.5) -> nn.Module:
+def check(model: nn.Module, x: torch.Tensor, share: float = 0.5, **options) -> nn.Module:
     """Shrink after killing, in float64 and float32; compare on other inputs than the example."""
     model = model.double().eval()
     with torch.no_grad():
         for p in model.parameters():
             p.copy_(torch.randn_like(p) * 0.4)
-    units = find_units(model, x)
+    units = find_units(model, x, **options)
     kill(units, share)
     before = copy.deepcopy(model)
     small = shrink(model, units)
@@ -202,6 +202,7 @@ def test_random_networks_shrink_exactly(part):
         full = numel(model)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            smaller += numel(check(model, x)) < full
+            warnings.filterwarnings("ignore", "dead units of .* grouped convolution")  # told, and right
+            smaller += numel(check(model, x, homogeneous_only=seed % 2 == 0)) < full
     assert smaller >= 8
     assert pathprox.shrink is shrink

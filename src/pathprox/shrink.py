@@ -20,11 +20,8 @@ from pathprox.copies import copy_of, fit
 from pathprox.dead import find_dead
 from pathprox.removal import Removal, Search
 from pathprox.slices import Slice
-from pathprox.surgery import (
-    Cut,
-    cut_group,
-    cut_slice,
-)
+from pathprox.surgery import Cut, cut_group, cut_slice
+from pathprox.trial import difference
 from pathprox.units import UnitGroup, Units
 
 
@@ -39,6 +36,8 @@ def shrink(model: nn.Module, units: Units) -> nn.Module:
     _refuse_strangers(model, units)
     small = copy_of(model)
     _fold_all_(small, units)
+    if difference(model, small, units):  # rounding, at worst: then without folding
+        small = copy_of(model)
     removal = Search(small, units).run()
     removal.warn(units, stacklevel=3)
     removal.apply(small)
@@ -64,7 +63,7 @@ def shrink_(
     _refuse_strangers(model, units)
     removal = Search(model, units, settled).run()
     removal.warn(units, stacklevel=3)
-    count = sum(int(mask.sum()) for mask in removal.dead[: len(units)])
+    count = sum(int(removal.covered(i).sum()) for i in range(len(units)))
     if removal.cuts:
         state = _smaller_state(model, removal.cuts, optimizer)
         smaller = _smaller_units(units, removal)

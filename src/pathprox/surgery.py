@@ -130,8 +130,9 @@ def _refresh(module: nn.Module) -> bool:
     elif isinstance(module, nn.modules.conv._ConvNd):
         first, second = module.weight.shape[0], module.weight.shape[1] * module.groups
         module.in_channels, module.out_channels = (first, second) if module.transposed else (second, first)
-    elif isinstance(module, nn.modules.batchnorm._NormBase) and isinstance(module.weight, Tensor):
-        module.num_features = len(module.weight)
+    elif isinstance(module, nn.modules.batchnorm._NormBase):
+        sizes = [len(t) for t in (module.weight, module.running_mean) if isinstance(t, Tensor)]
+        module.num_features = sizes[0] if sizes else module.num_features
     elif isinstance(module, nn.PReLU):
         module.num_parameters = len(module.weight)
     elif isinstance(module, nn.Embedding):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import traceback
 from collections.abc import Iterator, Sequence
@@ -72,6 +73,13 @@ class Trial:
         return problem and f"at random weights {problem}"
 
 
+def difference(model: nn.Module, small: nn.Module, units: Units) -> str | None:
+    """What tells the two apart on the example inputs, if anything."""
+    if units.inputs is None:
+        return None
+    return _compare(_run(model, fit(units.inputs, model)), small, fit(units.inputs, small))
+
+
 @contextmanager
 def _undone(model: nn.Module) -> Iterator[None]:
     """Afterwards the model's tensors have the data they had, and its modules their whole numbers."""
@@ -98,17 +106,29 @@ def _shapes(model: nn.Module, inputs: Inputs) -> str | None:
     That is quick, and sizes that do not fit may do worse in a compiled kernel than raise an error.
     """
     try:
-        with evaluating(model), FakeTensorMode(allow_non_fake_inputs=True):
+        with evaluating(model), _quiet(), FakeTensorMode(allow_non_fake_inputs=True):
             model(*inputs[0], **inputs[1])
     except Exception as error:
         return f"at the smaller size the model fails ({_line(error)}): {error}"
     return None
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torch writes the shapes that do not fit to its log, at length."""
+    log = logging.getLogger(FakeTensorMode.__module__)
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
 def _line(error: Exception) -> str:
     """The line of the model's source that an error comes from; one of torch's if the model is all torch's."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
-    own = [f for f in frames if not f.filename.startswith(_TORCH)] or frames
+    layers = [f for f in frames if f"{os.sep}nn{os.sep}" in f.filename]
+    own = [f for f in frames if not f.filename.startswith(_TORCH)] or layers or frames
     return f"{os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own else "no line known"
 
 

@@ -43,8 +43,8 @@ def find_units(
             They have no path norm: PathProx puts a group lasso on their output weights v, and ordinary weight decay
             on w. That is not weight decay in another form, so it has to be asked for.
 
-    The proof runs on a float64 copy at random weights: memory for three copies of the model in float64, and about
-    twenty forward passes.
+    The proof runs on a float64 copy at random weights: memory for a handful of copies of the model in float64, and
+    about ten forward passes.
     """
     _refuse_wrapped(model)
     patterns = _patterns(model, exclude)

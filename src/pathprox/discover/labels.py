@@ -96,6 +96,7 @@ class Book:
         self._ends: dict[int, list[End]] = {}
         self._curved: dict[int, End] = {}
         self._roots: Tensor | None = None
+        self._feeding: set[int] = set()
 
     def start(self, layer: str, count: int) -> Tensor:
         """New labels for the outputs of a layer."""
@@ -108,6 +109,8 @@ class Book:
 
     def claim(self, claim: Claim) -> None:
         self.claims.append(claim)
+        if claim.kind == "out":
+            self._feeding.update(claim.labels.unique().tolist())
 
     def find(self, label: int) -> int:
         while self._parent[label] != label:
@@ -147,6 +150,11 @@ class Book:
         (labels,) = compact(labels)
         values, inverse = labels.unique(return_inverse=True)
         return torch.tensor([self._bend[self.find(v)] if v > NONE else LINEAR for v in values.tolist()])[inverse]
+
+    def feeds(self, labels: Tensor) -> Tensor:
+        """Which labels already feed a weight."""
+        feeding = {self.find(label) for label in self._feeding if label > NONE}
+        return torch.isin(self.roots(labels), torch.tensor(sorted(feeding), dtype=labels.dtype))
 
     def ends(self) -> dict[int, list[End]]:
         """The ends of each representative. What has become one with its heir has not ended, it is curved."""

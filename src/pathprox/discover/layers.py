@@ -98,17 +98,29 @@ def affine(
 def batch_norm(op: Op, x: Tensor, weight: Value, bias: Value, *stats: Value, **_: Value) -> Value:
     """The unit restarts at the norm's scale and bias; what feeds the norm is carried with it."""
     before = op.channels(x, 1)
+    if weight is None and bias is None:
+        return _bare_batch_norm(op, before, stats)
     labels = op.book.start(op.owner(weight), op.shape[1])
     if not (_is_trained(weight) and _is_trained(bias)):
-        op.stop([before, labels], "batch norm without scale and bias has nothing to rescale")
+        op.stop([before, labels], "the scale or bias of this batch norm is computed in the forward pass or not trained")
         return op.nothing()
     op.book.end(before, f"batch norm {op.owner(weight)} starts the unit anew", op.where, heirs=labels)
     op.claim("into", weight, labels, weight.shape, (0,))
     op.claim("bias", bias, labels, bias.shape, (0,))
+    _carry(op, labels, stats)
+    return op.first(op.spread(labels, 1))
+
+
+def _bare_batch_norm(op: Op, labels: Tensor, stats: tuple[Value, ...]) -> Value:
+    """Without a scale and bias of its own it takes the unit's scale away; the unit can still be removed."""
+    _carry(op, labels, stats)
+    return op.first(op.curve(op.spread(labels, 1), "batch norm without scale and bias takes the unit's scale away"))
+
+
+def _carry(op: Op, labels: Tensor, stats: tuple[Value, ...]) -> None:
     for buffer in stats[:2]:
         if isinstance(buffer, Parameter) and buffer.kind == "buffer":
             op.claim("carried", buffer, labels, buffer.shape, (0,))
-    return op.first(op.spread(labels, 1))
 
 
 @rule("prelu _prelu_kernel")

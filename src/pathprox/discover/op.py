@@ -89,8 +89,9 @@ class Op:
     def product(self, x: Tensor, y: Tensor, entrywise: bool) -> Tensor:
         """Labels of a product: the more linear factor is the unit, and the other, its gate, goes away with it.
 
-        Where neither is more linear an entrywise product takes the first (both are right); a product of matrices, as
-        that of queries and keys, makes one unit of the two.
+        Where neither is more linear an entrywise product takes the one that feeds a weight elsewhere (a gate could not,
+        and still go away with the unit), or else the first: both are right. A product of matrices, as that of queries
+        and keys, makes one unit of the two.
         """
         x, y = torch.broadcast_tensors(x, y)
         shape = x.shape
@@ -100,6 +101,8 @@ class Op:
         gate_x, gate_y = self.book.bends(x), self.book.bends(y)
         tie = both & ~same & (gate_x == gate_y)
         label = torch.where(both & (gate_x > gate_y), y, torch.where(x == NONE, y, x))
+        if entrywise and tie.any():
+            label = torch.where(tie & self.book.feeds(y) & ~self.book.feeds(x), y, label)
         reason = f"{self.name} multiplies two units"
         if same.any():
             self.book.bend(

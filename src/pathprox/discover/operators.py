@@ -211,7 +211,7 @@ def multiply(op: Op, x: Value, y: Value, rounding_mode: str | None = None, **_: 
         op.stop([x, y], f"this kind of {op.name} is not homogeneous")
         return op.nothing()
     if isinstance(y, Parameter):
-        if y.free and y.covers(x.shape):
+        if (y.free or y.kind == "buffer") and y.covers(x.shape):
             op.beside("carried", x, y)
         elif y.trained and y.numel > 1:
             op.stop(x, f"{op.name} by the parameter {y.name} is not understood")

@@ -64,7 +64,9 @@ class Proof:
             self._draw(fresh)
             try:
                 tried = self._try(groups, failed)
-            except Exception:  # random weights may be outside what the model can bear
+            except Exception as error:  # random weights may be outside what the model can bear
+                if _out_of_memory(error):
+                    raise
                 tried = False
             if not tried:
                 continue
@@ -149,7 +151,9 @@ class Proof:
     def _seen(self, test: Test, groups: Sequence[UnitGroup]) -> float:
         try:
             return test(groups)
-        except Exception:  # it does not even run any more
+        except Exception as error:  # it does not even run any more
+            if _out_of_memory(error):
+                raise
             return math.inf
 
     def _everything(self, groups: Sequence[UnitGroup]) -> float:
@@ -300,6 +304,11 @@ class Proof:
 
     def _normal(self, like: Tensor) -> Tensor:
         return torch.randn(like.shape, generator=self.random, dtype=torch.float64).to(like)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """That says nothing about the units."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error)
 
 
 def _sound(outputs: Sequence[Tensor]) -> bool:
