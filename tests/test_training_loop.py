@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 import pathprox
 from networks import assert_balanced, assert_on_the_sphere, attached, batch, chain, train
-from pathprox import PathProx, find_units
+from pathprox import PathProx, find_units, shrink_
 
 SGD = torch.optim.SGD
 
@@ -192,12 +192,16 @@ def _replica(rank: int, port: int, queue) -> None:
     optimizer = SGD(parallel.parameters(), lr=0.1, momentum=0.9)
     PathProx(units, 0.005).attach(optimizer)
     torch.manual_seed(rank)  # every replica sees other data
-    train(parallel, optimizer, batch(), 30)
-    queue.put((rank, [p.detach().numpy().copy() for p in model.parameters()], units.count_active()))
+    data = batch()
+    train(parallel, optimizer, data, 30)
+    active = units.count_active()
+    shrink_(model, units, optimizer)  # and wrap it again
+    train(DistributedDataParallel(model), optimizer, data, 30)
+    queue.put((rank, [p.detach().numpy().copy() for p in model.parameters()], active))
     dist.destroy_process_group()
 
 
-def test_two_replicas_stay_bit_equal():
+def test_two_replicas_stay_bit_equal_also_when_they_shrink():
     import socket
 
     with socket.socket() as probe:
@@ -214,6 +218,7 @@ def test_two_replicas_stay_bit_equal():
     (_, first, active), (_, second, _) = results
     assert all((a == b).all() for a, b in zip(first, second, strict=True))
     assert 0 < active[0] < active[1]
+    assert sum(a.size for a in first) < sum(p.numel() for p in chain(8, 16, 12, 10, 4).parameters())
 
 
 def test_errors_say_what_to_do():
