@@ -70,3 +70,27 @@ def assert_balanced(units: pathprox.Units) -> None:
 def gelu() -> nn.Sequential:
     """Its units can be removed, but not rescaled."""
     return nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3))
+
+
+def kill(units: pathprox.Units, share: float = 0.5) -> None:
+    """Make a random share of units dead, and of bundles: unheard, or silent where that is the same."""
+    with torch.no_grad():
+        for group in (*units, *units.bundles):
+            dead = torch.rand(len(group)) < share
+            unheard = (torch.rand(len(group)) < 0.5) | torch.tensor(not group.homogeneous)
+            for slices, off in ((group.out, dead & unheard), (group.into + group.bias, dead & ~unheard)):
+                for s in slices:
+                    tensor = units.tensor(s.name)
+                    s.scale_(tensor.detach(), torch.where(off, 0.0, 1.0).to(tensor))
+
+
+def numel(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def image(channels: int = 3, size: int = 8) -> Tensor:
+    return torch.randn(2, channels, size, size)
+
+
+def words(width: int = 16, count: int = 5) -> Tensor:
+    return torch.randn(2, count, width)

@@ -8,8 +8,16 @@ import torch
 from torch import nn
 
 import patterns
-from pathprox import Units, find_units, shrink
+import patterns_gates
+from networks import kill, numel
+from pathprox import find_units, shrink
 
+FUNCTIONS = {
+    name: function
+    for module in (patterns, patterns_gates)
+    for name, function in vars(module).items()
+    if getattr(function, "__module__", "") == module.__name__ and name[0] != "_"
+}
 GATE = "as a gate"
 OUTPUT = "the model's output"
 # What is told (of a layer that has no units, or a group that keeps its dead ones), and whether anything gets smaller:
@@ -66,24 +74,8 @@ PATTERNS = {
 }
 
 
-def kill(units: Units, share: float) -> None:
-    """Make a random share of units dead, and of bundles: unheard, or silent where that is the same."""
-    with torch.no_grad():
-        for group in (*units, *units.bundles):
-            dead = torch.rand(len(group)) < share
-            unheard = (torch.rand(len(group)) < 0.5) | torch.tensor(not group.homogeneous)
-            for slices, off in ((group.out, dead & unheard), (group.into + group.bias, dead & ~unheard)):
-                for s in slices:
-                    tensor = units.tensor(s.name)
-                    s.scale_(tensor.detach(), torch.where(off, 0.0, 1.0).to(tensor))
-
-
-def numel(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
-
-
 def make(name: str) -> tuple[nn.Module, torch.Tensor]:
-    model, x = getattr(patterns, name)()
+    model, x = FUNCTIONS[name]()
     model = model.double().eval()
     with torch.no_grad():
         for p in model.parameters():
@@ -120,8 +112,7 @@ def test_it_is_exact_or_the_reason_is_told(name):
 
 
 def test_every_pattern_is_tried():
-    functions = {n for n, f in vars(patterns).items() if getattr(f, "__module__", "") == "patterns" and n[0] != "_"}
-    assert functions - {"image", "words"} == set(PATTERNS)
+    assert set(FUNCTIONS) == set(PATTERNS)
 
 
 def test_heads_go_with_their_queries_and_keys():

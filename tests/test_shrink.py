@@ -9,29 +9,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import pathprox
-from networks import Net, attached, batch, chain, train
+from networks import Net, attached, batch, chain, kill, numel, train
 from pathprox import find_units, shrink
 from pathprox.experiments.models import MLP, VGG
 from test_random_networks import Builder
-
-
-def kill(units, share: float = 0.5) -> int:
-    """Make a random share of every group's units dead: half of them unheard, half silent. Returns how many."""
-    count = 0
-    with torch.no_grad():
-        for group in units:
-            dead = torch.rand(len(group)) < share
-            unheard = torch.rand(len(group)) < 0.5
-            for slices, off in ((group.out, dead & unheard), (group.into + group.bias, dead & ~unheard)):
-                for s in slices:
-                    tensor = units.tensor(s.name)
-                    s.scale_(tensor.detach(), torch.where(off, 0.0, 1.0).to(tensor))
-            count += int(dead.sum())
-    return count
-
-
-def numel(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
 
 
 def check(model: nn.Module, x: torch.Tensor, share: float = 0.5, **options) -> nn.Module:

@@ -10,12 +10,11 @@ from torch.optim import SGD, Adam, AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
 
 import pathprox
-from networks import Net, attached, batch, chain, train
+from networks import Net, attached, batch, chain, numel, train
 from pathprox import PathProx, Units, WeightDecay, find_units, shrink, shrink_
 from pathprox.dead import find_dead
 from pathprox.experiments.data import mnist_subset
 from pathprox.experiments.models import MLP
-from test_patterns import numel
 
 
 def network() -> nn.Module:

@@ -17,6 +17,12 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 """What a model is called with: positional and keyword arguments."""
 
 
+def inner_name(model: nn.Module) -> str | None:
+    """Under which attribute a wrapper (DDP, a compiled model) holds the model; None if it is no wrapper."""
+    parallel = dict.fromkeys(("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel"), "module")
+    return {**parallel, "OptimizedModule": "_orig_mod"}.get(type(model).__name__)
+
+
 def double(model: nn.Module, inputs: Inputs) -> tuple[nn.Module, Inputs]:
     """A private copy in float64 and evaluation mode, and inputs for it; in float32 where the model insists on it."""
     if any(isinstance(p, nn.parameter.UninitializedParameter) for p in model.parameters()):

@@ -43,6 +43,13 @@ def find_dead(
     return dead
 
 
+def silence_(group: UnitGroup, dead: Tensor, tensors: Mapping[str, Tensor]) -> None:
+    """Set all weights and biases of dead units to zero."""
+    for s in group.into + group.bias + group.out if dead.any() else ():
+        weight = tensors[s.name].detach()
+        s.scale_(weight, torch.where(dead.to(weight.device), 0.0, 1.0))
+
+
 def gone(slices: Sequence[Slice], there: dict[str, Tensor]) -> Tensor:
     """Units that have no entry left in these slices."""
     return ~torch.stack([s.any(s.view(there[s.name])).cpu() for s in slices]).any(0)

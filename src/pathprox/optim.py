@@ -15,7 +15,7 @@ from pathprox.prox import metric_soft_threshold, normalize_factor, shrink_factor
 from pathprox.regularizer import Regularizer
 from pathprox.shrink import shrink_
 from pathprox.slices import Slice
-from pathprox.units import Units
+from pathprox.units import UnitGroup, Units
 
 HELD = 1e-6
 """A norm this close to its gauge counts as there: attaching to a network that was trained so changes no bit of it."""
@@ -49,7 +49,6 @@ class PathProx(Regularizer):
         decoupled: threshold by ``lr * weight_decay`` whatever the optimizer's metric, as AdamW decays. The default for
             AdamW (and for others with ``decoupled_weight_decay=True``) only. That solves another problem than G, one
             that depends on the optimizer's second moments. False gives AdamW the metric step of Adam.
-
         shrink_every: after every so many steps remove the units that have been dead in each of the last ``patience``
             steps, from the model, the optimizer and ``units``, with `shrink_`. Training gets faster as units die. A
             unit that is removed cannot come back. Not with DDP, whose buckets have fixed sizes.
@@ -82,9 +81,7 @@ class PathProx(Regularizer):
         self.balance = balance
         self.bias = bias
         self._couplings = [
-            Coupling(
-                group, group.into + (group.bias if bias else ()), asleep=torch.zeros(len(group), dtype=torch.int64)
-            )
+            Coupling(group, self._w(group), asleep=torch.zeros(len(group), dtype=torch.int64))
             for group in units.couplings
         ]
         self._plan: Plan | None = None
@@ -246,6 +243,10 @@ class PathProx(Regularizer):
 
     # Removing units.
 
+    def _w(self, group: UnitGroup) -> tuple[Slice, ...]:
+        """The slices that make up w."""
+        return group.into + (group.bias if self.bias else ())
+
     def _count_asleep(self, plan: Plan) -> None:
         self._steps += 1
         for c in plan.couplings if self.shrink_every is not None else ():
@@ -268,7 +269,7 @@ class PathProx(Regularizer):
         for i, c in zip(self.units.coupled, self._couplings, strict=True):
             still = torch.isin(kept[i], self.units.kept[i])
             c.group = self.units[i]
-            c.into = c.group.into + (c.group.bias if self.bias else ())
+            c.into = self._w(c.group)
             c.asleep = c.asleep[still.to(c.asleep.device)]
             if c.gauge is not None:
                 c.gauge = c.gauge[still.to(c.gauge.device)]

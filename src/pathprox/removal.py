@@ -39,6 +39,7 @@ class Removal:
     """For each group, and then each bundle, the units that go."""
     cuts: dict[str, Cut]
     refused: dict[int, str]
+    """Groups that keep dead units, and why."""
 
     def apply(self, model: nn.Module) -> None:
         apply_cuts(model, self.cuts)
@@ -73,12 +74,10 @@ class Removal:
                 gone |= ~s.any(self.cuts[s.name].keep.reshape(s.shape))
         return gone
 
-    def warn(self, units: Units, stacklevel: int) -> None:
+    def warn(self, stacklevel: int) -> None:
         """Name the groups whose dead units stay."""
         for i, reason in self.refused.items():
-            if i < len(units):
-                message = f"dead units of {self.groups[i].name} were kept: {reason}"
-                warnings.warn(message, stacklevel=stacklevel + 1)
+            warnings.warn(f"dead units of {self.groups[i].name} were kept: {reason}", stacklevel=stacklevel + 1)
 
 
 class Search:

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from pathprox.constants import fold_constants_
 from pathprox.copies import copy_of, fit
-from pathprox.dead import find_dead
+from pathprox.dead import find_dead, silence_
 from pathprox.removal import Removal, Search
 from pathprox.slices import Slice
 from pathprox.surgery import Cut, cut_group, cut_slice
@@ -39,7 +39,7 @@ def shrink(model: nn.Module, units: Units) -> nn.Module:
     if difference(model, small, units):  # rounding, at worst: then without folding
         small = copy_of(model)
     removal = Search(small, units).run()
-    removal.warn(units, stacklevel=3)
+    removal.warn(stacklevel=3)
     removal.apply(small)
     return small
 
@@ -62,7 +62,7 @@ def shrink_(
     """
     _refuse_strangers(model, units)
     removal = Search(model, units, settled).run()
-    removal.warn(units, stacklevel=3)
+    removal.warn(stacklevel=3)
     count = sum(int(removal.covered(i).sum()) for i in range(len(units)))
     if removal.cuts:
         state = _smaller_state(model, removal.cuts, optimizer)
@@ -80,9 +80,7 @@ def _fold_all_(small: nn.Module, units: Units) -> None:
     folded = 1
     while folded:
         for group, mask in zip(units.groups, find_dead(units.groups, tensors), strict=True):
-            for s in group.into + group.bias + group.out if mask.any() else ():
-                weight = tensors[s.name].detach()
-                s.scale_(weight, torch.where(mask.to(weight.device), 0.0, 1.0))
+            silence_(group, mask, tensors)
         folded = fold_constants_(small, units.groups, fit(units.inputs, small)) if units.inputs else 0
 
 

@@ -11,7 +11,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+
+def slot(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """The module that holds a parameter or buffer, and the attribute it is there."""
+    layer, _, leaf = name.rpartition(".")
+    return model.get_submodule(layer), leaf
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,6 +22,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 import pathprox
+from pathprox.copies import inner_name
+from pathprox.slices import slot
 from pathprox.text import shortened
 
 FORMAT = 1
@@ -85,7 +87,7 @@ def load(model_factory: Callable[[], nn.Module], path: str | os.PathLike[str]) -
         cure = "The factory must build the model as it was before it was shrunk."
         raise ValueError(f"{path} does not fit the factory's model: {difference}. {cure}")
     for name, tensor in _rebuild(_tensors(model), manifest, stored).items():
-        module, leaf = _slot(model, name)
+        module, leaf = slot(model, name)
         if name in manifest.requires_grad:
             setattr(module, leaf, tensor)
         else:
@@ -113,18 +115,12 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
     return dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
 
 
-def _slot(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    layer, _, leaf = name.rpartition(".")
-    return model.get_submodule(layer), leaf
-
-
 def _refuse_wrapped(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"the model has to be a torch.nn.Module, not {type(model).__name__}")
-    wrapper = type(model).__name__
-    if wrapper in ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "OptimizedModule"):
-        inner = "_orig_mod" if wrapper == "OptimizedModule" else "module"
-        raise ValueError(f"the model is wrapped in {wrapper}. Pass the model inside: model.{inner}")
+    inner = inner_name(model)
+    if inner is not None:
+        raise ValueError(f"the model is wrapped in {type(model).__name__}. Pass the model inside: model.{inner}")
 
 
 def _obstacles(model: nn.Module, tensors: Mapping[str, Tensor], safetensors: Any) -> Iterator[str]:
@@ -272,7 +268,7 @@ def _differences(model: nn.Module, manifest: _Manifest, stored: Mapping[str, Ten
     slots: dict[tuple[nn.Module, str], str] = {}
     for name, t in tensors.items():
         first = manifest.tied.get(name, name)
-        other = slots.setdefault(_slot(model, name), first)
+        other = slots.setdefault(slot(model, name), first)
         if (name in parameters) != (name in manifest.requires_grad):
             yield f"{name} is a parameter in {'the model' if name in parameters else 'the file'} only, else a buffer"
         if t.dim() != stored[first].dim():

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
-from pathprox.slices import Slice
+from pathprox.slices import Slice, slot
 from pathprox.units import UnitGroup
 
 
@@ -30,12 +31,16 @@ class Cut:
         new = tensor.detach()
         if self.grouped:
             new = new[self.keep.to(tensor.device)].view(self.shape)
-        for d, slab in enumerate(() if self.grouped else _slabs(self.keep)):
+        for d, slab in enumerate(() if self.grouped else self._slabs):
             new = new if slab.all() else new.index_select(d, slab.nonzero().flatten().to(tensor.device))
         last = (
             tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last)
         )
         return new.contiguous(memory_format=torch.channels_last) if last else new
+
+    @cached_property
+    def _slabs(self) -> list[Tensor]:
+        return _slabs(self.keep)
 
 
 class UnevenError(ValueError):
@@ -47,8 +52,7 @@ def plan_cuts(model: nn.Module, groups: Sequence[UnitGroup], dead: Sequence[Tens
     keep: dict[str, Tensor] = {}
     for group, mask in zip(groups, dead, strict=True):
         for s in group.slices if mask.any() else ():
-            layer, leaf = _module(model, s.name)
-            shape = getattr(layer, leaf).shape
+            shape = getattr(*slot(model, s.name)).shape
             there = s.expand(~mask, fill=1).expand(s.shape).reshape(shape)
             keep[s.name] = keep.get(s.name, torch.ones(shape, dtype=torch.bool)) & there
     return {name: _cut(model, name, mask) for name, mask in keep.items() if not mask.all()}
@@ -56,7 +60,7 @@ def plan_cuts(model: nn.Module, groups: Sequence[UnitGroup], dead: Sequence[Tens
 
 def _cut(model: nn.Module, name: str, keep: Tensor) -> Cut:
     """The kept entries as a smaller tensor. A grouped convolution may lose whole groups, or as many in each."""
-    layer, leaf = _module(model, name)
+    layer, leaf = slot(model, name)
     groups = layer.groups if isinstance(layer, nn.modules.conv._ConvNd) and leaf == "weight" else 1
     blocks = [block for block in keep.view(groups, -1, *keep.shape[1:]) if block.any()] if groups > 1 else [keep]
     sizes = {_sizes(block) for block in blocks}
@@ -85,15 +89,15 @@ def _slabs(keep: Tensor) -> list[Tensor]:
 def apply_cuts(model: nn.Module, cuts: dict[str, Cut]) -> None:
     """Cut parameters and buffers in place (they stay the same objects), and let the modules say their new sizes."""
     for name, cut in cuts.items():
-        layer, leaf = _module(model, name)
+        layer, leaf = slot(model, name)
         tensor: Tensor = getattr(layer, leaf)
         old = tensor.shape
         gradient = tensor.grad
         _set(tensor, cut(tensor))
         if gradient is not None:
             tensor.grad = cut(gradient)
-        if isinstance(layer, nn.modules.conv._ConvNd) and leaf == "weight" and layer.groups > 1:
-            layer.groups = cut.blocks
+        if cut.grouped:
+            setattr(layer, "groups", cut.blocks)  # noqa: B010  (mypy knows no groups of a Module)
         if not _refresh(layer):
             resize_attributes(layer, dict(zip(old, tensor.shape, strict=True)), whole_numbers(layer))
 
@@ -174,8 +178,3 @@ def _view(old: tuple[int, ...], cut: Cut) -> tuple[int, ...]:
     if sizes is None:
         raise UnevenError("a parameter that is used in another shape cannot be cut in that shape")
     return sizes
-
-
-def _module(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    layer, _, leaf = name.rpartition(".")
-    return model.get_submodule(layer), leaf

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from pathprox.copies import Inputs, copy_of, double, evaluating, fit, seeded, shaken
+from pathprox.dead import silence_
 from pathprox.units import UnitGroup, Units
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
@@ -62,11 +63,11 @@ class Trial:
     def _at_random(self, change: Change) -> str | None:
         with _undone(self.other):
             tensors = dict(self.other.named_parameters())
-            for group, mask in zip(change.groups, change.dead, strict=True):
-                for s in group.into + group.bias + group.out if mask.any() else ():
-                    weight = tensors[s.name].data.clone()
-                    s.scale_(weight, torch.where(mask.to(weight.device), 0.0, 1.0))
-                    tensors[s.name].data = weight
+            touched = [(g, mask) for g, mask in zip(change.groups, change.dead, strict=True) if mask.any()]
+            for name in {s.name for g, _ in touched for s in g.into + g.bias + g.out}:
+                tensors[name].data = tensors[name].data.clone()
+            for group, mask in touched:
+                silence_(group, mask, tensors)
             before = _run(self.other, self.noisy)
             change.apply(self.other)
             problem = _compare(before, self.other, self.noisy)
@@ -109,8 +110,12 @@ def _shapes(model: nn.Module, inputs: Inputs) -> str | None:
         with evaluating(model), _quiet(), FakeTensorMode(allow_non_fake_inputs=True):
             model(*inputs[0], **inputs[1])
     except Exception as error:
-        return f"at the smaller size the model fails ({_line(error)}): {error}"
+        return _failure(error)
     return None
+
+
+def _failure(error: Exception) -> str:
+    return f"at the smaller size the model fails ({_line(error)}): {error}"
 
 
 @contextmanager
@@ -139,7 +144,7 @@ def _compare(before: Sequence[Tensor], small: nn.Module, inputs: Inputs) -> str 
     try:
         after = _run(small, inputs)
     except Exception as error:
-        return f"at the smaller size the model fails ({_line(error)}): {error}"
+        return _failure(error)
     for a, b in zip(before, after, strict=True):
         if a.shape != b.shape:
             return f"an output of shape {tuple(a.shape)} became {tuple(b.shape)}"

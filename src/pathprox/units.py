@@ -14,10 +14,8 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
-from pathprox.copies import evaluating, fit
-from pathprox.slices import Slice
+from pathprox.slices import Slice, slot
 from pathprox.text import shortened, table
 
 
@@ -157,17 +155,8 @@ class Units(Sequence[UnitGroup]):
 
     def tensor(self, name: str) -> Tensor:
         """The model's parameter or buffer of that name, as it is now."""
-        layer, _, leaf = name.rpartition(".")
-        tensor: Tensor = getattr(self.model.get_submodule(layer), leaf)
+        tensor: Tensor = getattr(*slot(self.model, name))
         return tensor
-
-    def outputs(self, model: nn.Module) -> list[Tensor]:
-        """The tensors that a model (this one or one made from it) returns for the example inputs in evaluation mode."""
-        if self.inputs is None:
-            raise ValueError("these units were not made by find_units, so they have no example inputs")
-        args, kwargs = fit(self.inputs, model)
-        with evaluating(model):
-            return [leaf for leaf in tree_leaves(model(*args, **kwargs)) if isinstance(leaf, Tensor)]
 
     def norm(self, slices: Iterable[Slice]) -> Tensor:
         """The Euclidean norm of each unit's entries in these slices, in float64 where the device has it."""

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathprox.copies import Inputs, double, seeded
+from pathprox.copies import Inputs, double, inner_name, seeded
 from pathprox.discover.graph import follow, trace
 from pathprox.discover.groups import choose_couplings, collect, find_chains, layer_rows
 from pathprox.discover.proof import Proof
@@ -81,8 +81,7 @@ def _find(model: nn.Module, example: Inputs, patterns: Sequence[str], homogeneou
 def _refuse_wrapped(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"find_units takes a torch.nn.Module, not {type(model).__name__}")
-    inside = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}
-    inner = inside.get(type(model).__name__)
+    inner = inner_name(model)
     if inner is not None:
         raise ValueError(
             f"the model is already wrapped in {type(model).__name__}. Call find_units on the model inside "

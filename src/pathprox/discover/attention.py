@@ -12,10 +12,8 @@ from torch import Tensor
 
 from pathprox.discover.labels import MIXED, NONE, Parameter
 from pathprox.discover.layers import matrix
-from pathprox.discover.op import Op, Value
+from pathprox.discover.op import MIXES, Op, Value
 from pathprox.discover.operators import rule
-
-MIXES = "mixes the unit with something that is not one"
 
 
 @rule("matmul mm bmm")

@@ -28,20 +28,21 @@ def collect(book: Book, homogeneous_only: bool = True) -> Found:
     ends, curved = book.ends(), book.curved()
     claims = [(c, book.roots(c.labels)) for c in book.claims]
     alive = _alive(claims) - set(ends)
-    heirs = _heirs(book, claims, alive)
+    heirs = _heirs(book, ends, claims, alive)
     claims += _carried(claims, {root: next(iter(them)) for root, them in heirs.items() if len(them) == 1})
     groups = _form(claims, alive, set(curved))
-    dropped = [g for g, _ in groups if not g.homogeneous and (homogeneous_only or len(g) == 1)]
-    kept = [(g, roots) for g, roots in groups if g not in dropped]
+    kept = [(g, roots) for g, roots in groups if g.homogeneous or (not homogeneous_only and len(g) > 1)]
     bundles = [
         g for g in _bundles(claims, heirs, set(curved)) if len(g) > 1 and (g.homogeneous or not homogeneous_only)
     ]
-    return Found([g for g, _ in kept], bundles, _left_out(book, {r for _, roots in kept for r in roots}, ends, curved))
+    alive = {root for _, roots in kept for root in roots}
+    return Found([g for g, _ in kept], bundles, _left_out(book, alive, _with(claims, "into"), ends, curved))
 
 
-def _left_out(book: Book, kept: set[int], ends: dict[int, list[End]], curved: dict[int, End]) -> list[LeftOut]:
+def _left_out(
+    book: Book, kept: set[int], fed: set[int], ends: dict[int, list[End]], curved: dict[int, End]
+) -> list[LeftOut]:
     found = []
-    fed = _with([(c, book.roots(c.labels)) for c in book.claims], "into")
     for layer in book.layers:
         roots = book.roots(layer.labels).tolist()
         lost = [r for r in roots if r not in kept]
@@ -72,11 +73,13 @@ def _with(claims: Sequence[Labelled], kind: str) -> set[int]:
     return {r for claim, roots in claims if claim.kind == kind for r in roots.unique().tolist() if r > NONE}
 
 
-def _heirs(book: Book, claims: Sequence[Labelled], alive: set[int]) -> dict[int, frozenset[int]]:
+def _heirs(
+    book: Book, ended: dict[int, list[End]], claims: Sequence[Labelled], alive: set[int]
+) -> dict[int, frozenset[int]]:
     """Labels that feed nothing but a batch norm or units they gate, and the units they go away with."""
     fed = _with(claims, "out")
     direct: dict[int, set[int]] = {}
-    for root, ends in book.ends().items():
+    for root, ends in ended.items():
         if root not in fed and all(e.heir is not None for e in ends):
             direct[root] = {book.find(e.heir) for e in ends if e.heir is not None}
 

@@ -13,6 +13,8 @@ from pathprox.discover.labels import BENT, CURVED, MIXED, NONE, ZERO, Book, Clai
 Value = Any
 """A label tensor, a tuple of them, a `Parameter`, or a plain argument (number, list, None)."""
 
+MIXES = "mixes the unit with something that is not one"
+
 
 @dataclass
 class Op:
@@ -58,7 +60,7 @@ class Op:
     def channels(self, labels: Tensor, channel: int) -> Tensor:
         """One label for each channel; what shares a channel becomes one unit."""
         others = [d for d in range(labels.dim()) if d != channel % labels.dim()]
-        return self.reduce(labels, others, "mixes the unit with something that is not one").flatten()
+        return self.reduce(labels, others, MIXES).flatten()
 
     def spread(self, labels: Tensor, channel: int) -> Tensor:
         """One label a channel, over the whole output."""
@@ -83,6 +85,11 @@ class Op:
     def curve(self, labels: Tensor, reason: str | None = None, how: int = CURVED) -> Tensor:
         """A function of the unit that is not homogeneous. It need not keep zeros."""
         self.book.bend(labels, how, reason or f"{self.name} is not homogeneous", self.where)
+        return self.filled(labels)
+
+    @staticmethod
+    def filled(labels: Tensor) -> Tensor:
+        """Where there was exactly zero there is now something that scales with no unit."""
         (few,) = compact(labels)
         return torch.where(few == ZERO, NONE, few).expand(labels.shape)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from pathprox.discover.labels import CURVED, MIXED, NONE, ZERO, Parameter, compact
-from pathprox.discover.op import Op, Value
+from pathprox.discover.op import MIXES, Op, Value
 
 Rule = Callable[..., Value]
 RULES: dict[str, Rule] = {}
@@ -137,7 +137,7 @@ def running_sum(op: Op, x: Tensor, dim: int, **_: Value) -> Value:
 @rule("softmax _softmax log_softmax _log_softmax")
 def softmax(op: Op, x: Tensor, dim: int, *_: Value, **__: Value) -> Value:
     """Entries along a dimension become one unit, no longer homogeneous."""
-    return op.curve(op.reduce(x, [dim], "mixes the unit with something that is not one"), how=MIXED).expand(op.shape)
+    return op.curve(op.reduce(x, [dim], MIXES), how=MIXED).expand(op.shape)
 
 
 @rule("linalg_vector_norm")
@@ -174,8 +174,7 @@ def add(op: Op, x: Value, y: Value, **_: Value) -> Value:
         return op.curve(x.expand(op.shape), f"{op.name} of one number to all units is not homogeneous")
     if isinstance(x, Tensor) and is_bias and y.covers(x.shape):
         op.beside("bias", x, y)
-        (few,) = compact(x)
-        return torch.where(few == ZERO, NONE, few).expand(x.shape)  # where there was nothing there is now the bias
+        return op.filled(x)
     if isinstance(x, Tensor) and isinstance(y, Parameter) and not y.trained:
         return _join(op, x, op.plain(y), f"{op.name} of a constant is not homogeneous")
     op.stop([x, y], f"{op.name} of a constant is not homogeneous")
