@@ -19,7 +19,7 @@ help:
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch
-	$(PIP) --editable '.[experiments,export,dev]'
+	$(PIP) --editable '.[experiments,export,ray,dev]'
 	@touch $@
 
 venv: $(VENV)/ready

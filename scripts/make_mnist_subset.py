@@ -1,46 +1,39 @@
 """Make the small real MNIST subset that ships in the package, from the official files.
 
-    python scripts/make_mnist_subset.py FOLDER_WITH_THE_FOUR_IDX_GZ_FILES
+    python scripts/make_mnist_subset.py [DATA_FOLDER]
 
 100 training images of each digit (as in the paper's Task 1), 1000 validation images from the rest of the training set
-and 2000 test images, all drawn with a fixed seed.
+and 2000 test images, all drawn with a fixed seed. The four files of MNIST are in the folder ``mnist`` of the data
+folder, which is $PATHPROX_DATA if it is not given.
 """
 
 from __future__ import annotations
 
-import gzip
 import sys
 from pathlib import Path
 
 import numpy as np
 
+from pathprox.experiments.data import folder_of
+from pathprox.experiments.data.sets import SEED, few_of_each, mnist_files
+
 TARGET = Path(__file__).parent.parent / "src/pathprox/experiments/mnist_subset.npz"
 
 
-def read(folder: Path, name: str, header: int) -> np.ndarray:
-    return np.frombuffer(gzip.decompress((folder / name).read_bytes()), np.uint8, offset=header)
-
-
-def main(folder: Path) -> None:
-    x, y = (
-        read(folder, "train-images-idx3-ubyte.gz", 16).reshape(-1, 28, 28),
-        read(folder, "train-labels-idx1-ubyte.gz", 8),
-    )
-    tx, ty = (
-        read(folder, "t10k-images-idx3-ubyte.gz", 16).reshape(-1, 28, 28),
-        read(folder, "t10k-labels-idx1-ubyte.gz", 8),
-    )
-    random = np.random.default_rng(42)
-    train = np.sort(
-        np.concatenate([random.choice(np.flatnonzero(y == digit), 100, replace=False) for digit in range(10)])
-    )
-    rest = np.setdiff1d(np.arange(len(y)), train)
-    val = np.sort(random.choice(rest, 1000, replace=False))
-    test = np.sort(random.choice(len(ty), 2000, replace=False))
-    np.savez_compressed(
-        TARGET, train_x=x[train], train_y=y[train], val_x=x[val], val_y=y[val], test_x=tx[test], test_y=ty[test]
-    )
+def main(folder: Path, target: Path = TARGET) -> None:
+    train, test = mnist_files(folder)
+    random = np.random.default_rng(SEED)
+    few, rest = few_of_each(train[1], random)
+    parts = {
+        "train": (*train, few),
+        "val": (*train, np.sort(random.choice(rest, 1000, replace=False))),
+        "test": (*test, np.sort(random.choice(len(test[1]), 2000, replace=False))),
+    }
+    arrays = {}
+    for part, (images, labels, some) in parts.items():
+        arrays |= {f"{part}_x": images[some, 0], f"{part}_y": labels[some].astype(np.uint8)}
+    np.savez_compressed(target, **arrays)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(folder_of(Path(sys.argv[1]) if sys.argv[1:] else None))
