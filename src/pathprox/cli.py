@@ -1,4 +1,4 @@
-"""`pathprox ...`: what units a model has, and the demo."""
+"""`pathprox ...`: what units a model has, and the paper's experiments."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import typer
 from torch import nn
 
 import pathprox
+from pathprox.experiments.commands import app as experiments
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=pathprox.__doc__)
+app.add_typer(experiments)
 
 
 def _version(wanted: bool) -> None:
@@ -86,14 +88,3 @@ def _example(shape: str, dtype: str) -> torch.Tensor:
     if not isinstance(kind, torch.dtype):
         raise ValueError(f"--dtype {dtype!r} is not a torch dtype, like float32 or int64")
     return torch.randn(sizes).to(kind) if kind.is_floating_point else torch.ones(sizes, dtype=kind)
-
-
-@app.command()
-def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the picture.")] = Path("demo"),
-    steps: Annotated[int, typer.Option(help="Training steps of each method.")] = 1500,
-) -> None:
-    """Train a small network on real MNIST digits with weight decay and with PathProx, from the same start."""
-    from pathprox.experiments.demo import run
-
-    run(out, steps)

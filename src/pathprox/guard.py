@@ -75,12 +75,17 @@ class Guard:
         return ok
 
     def _count(self, skipped: Tensor) -> None:
-        self._skipped = skipped if self._skipped is None else self._skipped + skipped
+        """In place, so that a step replayed from a CUDA graph is counted too."""
+        if self._skipped is None or self._skipped.device != skipped.device:
+            self._skipped = torch.zeros_like(skipped)
+        self._skipped += skipped
 
     def check(self) -> None:
         """Raise if steps were undone on the device since the last call."""
-        count = 0 if self._skipped is None else int(self._skipped)
-        self._skipped = None
+        if self._skipped is None:
+            return
+        count = int(self._skipped)
+        self._skipped.zero_()
         if count:
             raise FloatingPointError(
                 f"{count} step(s) had gradients or weights that are not finite; "

@@ -218,10 +218,11 @@ def _latencies(calls: Sequence[Callable[[], Any]], devices: Sequence[torch.devic
 def _cost(model: nn.Module, call: Callable[[], Any], latency: float) -> Cost:
     file = io.BytesIO()
     torch.save(model.state_dict(), file)
-    return Cost(sum(p.numel() for p in model.parameters()), _macs(call), file.getbuffer().nbytes, latency)
+    return Cost(sum(p.numel() for p in model.parameters()), count_macs(call), file.getbuffer().nbytes, latency)
 
 
-def _macs(call: Callable[[], Any]) -> int:
+def count_macs(call: Callable[[], Any]) -> int:
+    """The multiply-adds of the matrix products and convolutions in a call."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # attention in one piece is not counted
     try:

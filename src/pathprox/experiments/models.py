@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -62,3 +63,33 @@ class VGG(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.classifier(self.features(x).flatten(1))
+
+
+def build(name: str, meta: bool = False) -> nn.Module:
+    """The network of that name: MLP-d-n, MLP-d-n factorized, VGG19, VGG19 bn, VGG-tiny or shallow-n.
+
+    MLP-3-800 has four linear layers, as the paper's table of architectures has it, and so as many neurons as its
+    factorized form; other MLP-d-n have d. ``meta``: without memory for the weights, to see whether there is such a
+    network.
+    """
+    with torch.device("meta" if meta else "cpu"):
+        if name == "MLP-3-800":
+            return MLP(4, 800)
+        if name in _VGG:
+            plan, batch_norm = _VGG[name]
+            return VGG(plan, batch_norm)
+        found = re.fullmatch(r"MLP-([1-9]\d*)-([1-9]\d*)( factorized)?", name)
+        if found:
+            return MLP(int(found[1]), int(found[2]), factorized=bool(found[3]))
+        found = re.fullmatch(r"shallow-([1-9]\d*)", name)
+        if found:
+            return MLP(2, int(found[1]), inputs=2, classes=2)
+    known = ", ".join(("MLP-d-n", "MLP-d-n factorized", *_VGG, "shallow-n"))
+    raise ValueError(f"there is no network {name!r}; write one of {known}")
+
+
+_VGG: dict[str, tuple[tuple[int | str, ...], bool]] = {
+    "VGG19": (VGG19, False),
+    "VGG19 bn": (VGG19, True),
+    "VGG-tiny": ((8, 8, "M", 16, 16, "M", 16, 16, "M", 16, "A", "A"), False),
+}

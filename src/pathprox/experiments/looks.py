@@ -1,0 +1,96 @@
+"""What is seen of a network: loss, both objectives, accuracies, corrupted sets, size, Lipschitz constants."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import pathprox
+from pathprox.experiments.batches import Fixed
+from pathprox.experiments.data import Dataset, Split, corrupted
+from pathprox.experiments.loop import Loop, Setting
+from pathprox.experiments.recipes import Recipe
+from pathprox.report import count_macs
+
+LIPSCHITZ_IMAGES = 1000
+
+
+class Looks:
+    """The sets that a network in training is evaluated on, on its device."""
+
+    def __init__(self, recipe: Recipe, data: Dataset, setting: Setting) -> None:
+        self._data, self._setting = data, setting
+        self._train = Fixed(data, data.train, setting.device, recipe.loss_images)
+        self._val = Fixed(data, data.val, setting.device)
+        self._test = Fixed(data, data.test, setting.device)
+
+    def __call__(self, loop: Loop) -> dict[str, float]:
+        """One entry of the history. The loss is computed in float32 also where the network trains in bfloat16."""
+        loss = self._loss(loop.model)
+        values = pathprox.objective(loop.units, loss, loop.regularizer.weight_decay)
+        return {
+            "loss": loss,
+            "objective": values.weight_decay,
+            "path_norm": values.path_norm,
+            "balanced": values.balanced,
+            "active": loop.active(),
+            "val": self.accuracy(loop.model, self._val),
+            "test": self.accuracy(loop.model, self._test),
+        }
+
+    @torch.no_grad()
+    def _loss(self, model: nn.Module) -> float:
+        model.eval()
+        parts = [cross_entropy(model(x), y, reduction="sum").double() for x, y in self._train.parts()]
+        model.train()
+        return float(torch.stack(parts).sum()) / len(self._train)
+
+    @torch.no_grad()
+    def accuracy(self, model: nn.Module, images: Fixed) -> float:
+        """In percent."""
+        model.eval()
+        right = 0
+        for x, y in images.parts():
+            with self._setting.autocast():
+                right = right + (model(x).argmax(1) == y).sum()
+        model.train()
+        return 100 * float(right) / len(images)
+
+    def corrupted(self, model: nn.Module, name: str, folder: Path | None) -> dict[str, Any]:
+        """The accuracy on each corruption (all severities together) and its mean; or why there is none."""
+        try:
+            sets = corrupted(name, folder)
+        except FileNotFoundError:  # its message names a folder of this machine, which is nothing for a record
+            return {"name": name, "absent": f"not in the data folder; `pathprox data make {name}` makes it"}
+        found: dict[str, list[float]] = {}
+        for label, split in sets.parts():
+            found.setdefault(label.split("/")[0], []).append(self._of(model, split))
+        each = {label: sum(values) / len(values) for label, values in found.items()}
+        mean = sum(each.values()) / len(each)
+        return {"name": name, "origin": sets.origin, "missing": list(sets.missing), "mean": mean, "each": each}
+
+    def _of(self, model: nn.Module, split: Split) -> float:
+        return self.accuracy(model, Fixed(self._data, split, self._setting.device))
+
+    def lipschitz(self, model: nn.Module) -> list[float]:
+        """Sorted local Lipschitz constants on the first test images, with few digits."""
+        x = torch.cat([x for x, _ in self._test.parts()])[:LIPSCHITZ_IMAGES]
+        return [float(f"{v:.4g}") for v in sorted(pathprox.local_lipschitz(model, x).tolist())]
+
+
+def size(loop: Loop) -> dict[str, int]:
+    """Parameters and multiply-adds of one image, as trained and once the dead units are removed."""
+    small = pathprox.shrink(loop.model, loop.units)
+    assert loop.units.inputs is not None
+    x = loop.units.inputs[0][0][:1].to(loop.setting.device)
+    found = {}
+    for prefix, model in (("", loop.model), ("shrunk_", small)):
+        found[f"{prefix}parameters"] = sum(p.numel() for p in model.parameters())
+        with torch.no_grad():
+            found[f"{prefix}macs"] = count_macs(partial(model, x))
+    return found
