@@ -73,12 +73,5 @@ def test_a_model_in_the_current_folder_can_be_named(tmp_path):
     assert "5 units in 1 groups" in result.stdout
 
 
-def test_the_demo_trains_both_and_draws(tmp_path):
-    result = run("demo", "--out", str(tmp_path), "--steps", "50")
-    assert result.exit_code == 0, result.output
-    assert "weight decay" in result.output
-    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_the_version_is_printed():
     assert run("--version").output.startswith("pathprox 0.")

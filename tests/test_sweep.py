@@ -99,9 +99,8 @@ def test_a_cell_that_always_kills_its_process_is_given_up_and_the_others_are_kep
 def cluster():
     ray = pytest.importorskip("ray", reason="ray is an extra")
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    yield
-    ray.shutdown()
+    if not ray.is_initialized():  # started once in a process, and not stopped: a second start may hang
+        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
 
 
 @pytest.mark.filterwarnings("ignore")

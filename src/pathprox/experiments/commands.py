@@ -83,6 +83,7 @@ def train(
     seed: Annotated[list[int] | None, typer.Option(help="Repeatable; default 0.")] = None,
     lr: Annotated[float | None, typer.Option(help="In place of the recipe's.")] = None,
     weight_decay: Annotated[float | None, typer.Option(help="In place of the recipe's.")] = None,
+    batch: Annotated[int | None, typer.Option(help="In place of the recipe's.")] = None,
     steps: Steps = None,
     epochs: Epochs = None,
     data_name: DataName = None,
@@ -100,8 +101,9 @@ def train(
     from pathprox.experiments.train import run
 
     with told():
-        recipe = varied(named(name), steps, epochs, data_name, data_dir)
-        recipe = recipe.changed(lr=lr or recipe.lr, weight_decay=_or(weight_decay, recipe.weight_decay))
+        own = {"lr": lr, "weight_decay": weight_decay, "batch": batch}
+        recipe = named(name).changed(**{key: value for key, value in own.items() if value is not None})
+        recipe = varied(recipe, steps, epochs, data_name, data_dir)
         setting = Setting.of(device, precision)
         for number in seed or [0]:
             with watching(recipe, number, tensorboard) as watch:
@@ -109,10 +111,6 @@ def train(
                 record = run(recipe, number, records, setting=setting, data_dir=data_dir, **options)
             typer.echo(show(record))
             typer.echo(f"record: {records / record.name}.json")
-
-
-def _or(value: float | None, otherwise: float) -> float:
-    return otherwise if value is None else value
 
 
 def named(name: str) -> Recipe:
@@ -146,15 +144,18 @@ def sweep(
     from pathprox.experiments import sweep as sweeps
     from pathprox.experiments.data import load
     from pathprox.experiments.live import line
+    from pathprox.experiments.loop import Setting
 
     with told():
         if seeds < 1 or jobs < 1:
             raise ValueError(f"--seeds and --jobs are 1 or more, got {seeds} and {jobs}")
         recipe = varied(named(f"{task}/{method}"), steps, epochs, data_name, data_dir)
-        load(recipe.data, data_dir, download=True)  # once, before several processes would
         wanted = [recipe] if cells == "chosen" else grid(recipe, None if cells == "paper" else parse_grid(cells))
+        load(recipe.data, data_dir, download=True)  # once, before several processes would
         records.mkdir(parents=True, exist_ok=True)
-        pool: sweeps.Pool = sweeps.in_turn if jobs == 1 else sweeps.Processes(jobs)
+        on_gpu = Setting.of(device).device.type == "cuda"
+        several: sweeps.Pool = sweeps.Threads(jobs) if on_gpu else sweeps.Processes(jobs)
+        pool: sweeps.Pool = sweeps.in_turn if jobs == 1 else several
         if ray is not None:
             pool = sweeps.Ray(ray, jobs, gpus)
         work = sweeps.Work(records.resolve(), data_dir and data_dir.resolve(), device, precision)

@@ -73,7 +73,8 @@ def curve(axes: Axes, records: Sequence[Record], name: str, colour: str, style: 
     axes.plot(*average(records, name), style, color=colour, linewidth=width)
 
 
-def _over_iterations(axes: Axes, shown: Shown) -> None:
+def over_iterations(axes: Axes, shown: Shown) -> None:
+    """The axis below curves."""
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
     last = max(r.history["step"][-1] for runs in shown.values() for r in runs)
@@ -91,7 +92,7 @@ def objective(axes: Axes, shown: Shown, loss: bool = False) -> None:
         curve(axes, runs, "balanced", COLOURS[method])
     axes.set_yscale("log")
     axes.set_title("weight-decay objective F")
-    _over_iterations(axes, shown)
+    over_iterations(axes, shown)
 
 
 def active_units(axes: Axes, shown: Shown) -> None:
@@ -100,7 +101,7 @@ def active_units(axes: Axes, shown: Shown) -> None:
         curve(axes, runs, "active", COLOURS[method], width=1.6 if place else 4)
     axes.set_title("active units (%)")
     axes.set_ylim(top=101)
-    _over_iterations(axes, shown)
+    over_iterations(axes, shown)
 
 
 def histograms(panel: SubFigure, shown: Shown) -> None:

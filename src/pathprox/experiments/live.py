@@ -16,17 +16,16 @@ from pathprox.experiments.train import Watch
 
 
 def bars(console: Console) -> Progress:
-    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[seen]}"), TimeRemainingColumn()
-    return Progress(*columns, console=console)
+    """Narrow, so that the figures beside them fit into a terminal."""
+    words, seen = TextColumn("{task.description}"), TextColumn("{task.fields[seen]}")
+    return Progress(words, BarColumn(8), seen, TimeRemainingColumn(compact=True), console=console)
 
 
 def latest(record: Record) -> str:
     """The newest entry of the history."""
     now = {key: values[-1] for key, values in record.history.items()}
-    return (
-        f"loss {now['loss']:.4f}  objective {now['objective']:.4f} (balanced {now['balanced']:.4f})  "
-        f"active {now['active']:5.1f}%  val {now['val']:.2f}%"
-    )
+    objectives = f"F {now['objective']:.3f}, balanced {now['balanced']:.3f}"
+    return f"loss {now['loss']:.3f}  {objectives}  active {now['active']:.1f}%  val {now['val']:.1f}%"
 
 
 @contextmanager

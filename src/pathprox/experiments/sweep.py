@@ -1,7 +1,7 @@
 """Grids and repeats: every cell once, the choice by validation accuracy, then the other seeds of the chosen cell.
 
 A cell whose record is finished is never run again, so an interrupted sweep continues by being started again. Where the
-work is done is a `Pool`: processes of this machine, or actors of a Ray cluster.
+work is done is a `Pool`: threads on one GPU, processes of this machine, or actors of a Ray cluster.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from pathprox.experiments.choice import select
 from pathprox.experiments.loop import Setting
 from pathprox.experiments.recipes import Recipe
 from pathprox.experiments.record import DONE, Record, find, run_name
-from pathprox.experiments.train import run
+from pathprox.experiments.train import Watch, run
 
 TRIES = 3
 """How often a cell is tried when the process that works on it dies."""
@@ -42,10 +43,10 @@ class Work:
     device: str | None = None
     precision: str | None = None
 
-    def __call__(self, cell: Cell) -> Record:
+    def __call__(self, cell: Cell, watch: Watch | None = None) -> Record:
         """Run the cell, or go on with it where another process left it."""
         setting = Setting.of(self.device, self.precision)
-        return run(*cell, self.folder, setting=setting, data_dir=self.data_dir, resume=True)
+        return run(*cell, self.folder, setting=setting, data_dir=self.data_dir, resume=True, watch=watch)
 
 
 class Pool(Protocol):
@@ -139,6 +140,34 @@ class Processes:
 
 
 @dataclass(frozen=True)
+class Threads:
+    """Several at a time on one GPU, in one process: each has a stream of its own, so that their kernels overlap."""
+
+    workers: int
+
+    def __call__(self, work: Work, cells: Sequence[Cell]) -> Iterator[Record]:
+        stopped = threading.Event()
+
+        def watch(*_: object) -> None:
+            if stopped.is_set():
+                raise KeyboardInterrupt
+
+        def run_aside(cell: Cell) -> Record:
+            with torch.cuda.stream(torch.cuda.Stream(work.device)):
+                return work(cell, watch)
+
+        with ThreadPoolExecutor(self.workers) as executor:
+            futures = [executor.submit(run_aside, cell) for cell in cells]
+            try:
+                for future in as_completed(futures):
+                    yield future.result()
+            except BaseException:
+                stopped.set()  # at their next look
+                executor.shutdown(wait=False, cancel_futures=True)
+                raise
+
+
+@dataclass(frozen=True)
 class Ray:
     """Actors of a Ray cluster. They need not share a file system with this process: records come back by value."""
 
@@ -152,8 +181,7 @@ class Ray:
         if not cells:
             return
         ray = _ray()
-        own = not ray.is_initialized()
-        if own:
+        if not ray.is_initialized():  # it stays so until the process ends: a sweep has two rounds
             where = {"include_dashboard": False} if self.address == "local" else {}
             ray.init(address=self.address, log_to_driver=False, logging_level="ERROR", **where)
         actors: list[Any] = []
@@ -165,8 +193,6 @@ class Ray:
         finally:
             for handle in actors:
                 ray.kill(handle)
-            if own:
-                ray.shutdown()
 
     def _collect(self, ray: Any, actors: Sequence[Any], work: Work, cells: Sequence[Cell]) -> Iterator[Record]:
         """Each actor has one cell at a time, so that one that dies takes no other cell with it."""
