@@ -6,7 +6,6 @@ import torch
 from pathprox.experiments.loop import Loop, Setting
 from pathprox.experiments.models import VGG, build
 from pathprox.experiments.recipes import METHODS, RECIPES, Pruning
-from pathprox.experiments.sweep import Threads, Work, complete, in_turn
 from pathprox.experiments.train import run
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -72,11 +71,3 @@ def test_a_run_that_diverges_on_the_gpu_ends_and_keeps_its_record(tmp_path):
     record = run(SHORT.changed(lr=1e9), 0, tmp_path, setting=Setting.of("cuda", "float32"))
     assert record.status == "diverged"
     assert record.history["step"] == [0]
-
-
-def test_runs_in_threads_beside_each_other_have_their_own_numbers(tmp_path):
-    cells = [(SHORT.changed(method=m, lipschitz=False), seed) for m in ("pathprox", "weight-decay") for seed in (0, 1)]
-    alone = complete(cells, Work(tmp_path / "a", precision="float32"), in_turn)
-    together = complete(cells, Work(tmp_path / "b", precision="float32"), Threads(4))
-    for one, other in zip(alone, together, strict=True):
-        assert other.history["loss"] == pytest.approx(one.history["loss"], rel=1e-3)

@@ -144,7 +144,6 @@ def sweep(
     from pathprox.experiments import sweep as sweeps
     from pathprox.experiments.data import load
     from pathprox.experiments.live import line
-    from pathprox.experiments.loop import Setting
 
     with told():
         if seeds < 1 or jobs < 1:
@@ -153,9 +152,7 @@ def sweep(
         wanted = [recipe] if cells == "chosen" else grid(recipe, None if cells == "paper" else parse_grid(cells))
         load(recipe.data, data_dir, download=True)  # once, before several processes would
         records.mkdir(parents=True, exist_ok=True)
-        on_gpu = Setting.of(device).device.type == "cuda"
-        several: sweeps.Pool = sweeps.Threads(jobs) if on_gpu else sweeps.Processes(jobs)
-        pool: sweeps.Pool = sweeps.in_turn if jobs == 1 else several
+        pool: sweeps.Pool = sweeps.in_turn if jobs == 1 else sweeps.Processes(jobs)
         if ray is not None:
             pool = sweeps.Ray(ray, jobs, gpus)
         work = sweeps.Work(records.resolve(), data_dir and data_dir.resolve(), device, precision)

@@ -174,5 +174,5 @@ class Replay:
         """Recording runs nothing: the weights stay as they are."""
         self._inputs = (x.clone(), y.clone())
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):  # others may train beside it
+        with torch.cuda.graph(self._graph):
             self._step(*self._inputs)

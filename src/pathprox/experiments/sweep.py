@@ -1,7 +1,7 @@
 """Grids and repeats: every cell once, the choice by validation accuracy, then the other seeds of the chosen cell.
 
 A cell whose record is finished is never run again, so an interrupted sweep continues by being started again. Where the
-work is done is a `Pool`: threads on one GPU, processes of this machine, or actors of a Ray cluster.
+work is done is a `Pool`: processes of this machine, or actors of a Ray cluster.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from pathprox.experiments.choice import select
 from pathprox.experiments.loop import Setting
 from pathprox.experiments.recipes import Recipe
 from pathprox.experiments.record import DONE, Record, find, run_name
-from pathprox.experiments.train import Watch, run
+from pathprox.experiments.train import run
 
 TRIES = 3
 """How often a cell is tried when the process that works on it dies."""
@@ -43,10 +42,10 @@ class Work:
     device: str | None = None
     precision: str | None = None
 
-    def __call__(self, cell: Cell, watch: Watch | None = None) -> Record:
+    def __call__(self, cell: Cell) -> Record:
         """Run the cell, or go on with it where another process left it."""
         setting = Setting.of(self.device, self.precision)
-        return run(*cell, self.folder, setting=setting, data_dir=self.data_dir, resume=True, watch=watch)
+        return run(*cell, self.folder, setting=setting, data_dir=self.data_dir, resume=True)
 
 
 class Pool(Protocol):
@@ -104,7 +103,11 @@ def in_turn(work: Work, cells: Sequence[Cell]) -> Iterator[Record]:
 
 @dataclass(frozen=True)
 class Processes:
-    """Several at a time on the device of this machine. A cell whose process dies is tried again from its last look."""
+    """Several at a time on the device of this machine. A cell whose process dies is tried again from its last look.
+
+    On a GPU their kernels take turns, unless NVIDIA's multi-process service runs (``nvidia-cuda-mps-control -d``), which
+    lets them overlap.
+    """
 
     workers: int
 
@@ -137,34 +140,6 @@ class Processes:
         context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
         threads = max(1, (os.cpu_count() or 1) // workers)
         return ProcessPoolExecutor(workers, context, initializer=torch.set_num_threads, initargs=(threads,))
-
-
-@dataclass(frozen=True)
-class Threads:
-    """Several at a time on one GPU, in one process: each has a stream of its own, so that their kernels overlap."""
-
-    workers: int
-
-    def __call__(self, work: Work, cells: Sequence[Cell]) -> Iterator[Record]:
-        stopped = threading.Event()
-
-        def watch(*_: object) -> None:
-            if stopped.is_set():
-                raise KeyboardInterrupt
-
-        def run_aside(cell: Cell) -> Record:
-            with torch.cuda.stream(torch.cuda.Stream(work.device)):
-                return work(cell, watch)
-
-        with ThreadPoolExecutor(self.workers) as executor:
-            futures = [executor.submit(run_aside, cell) for cell in cells]
-            try:
-                for future in as_completed(futures):
-                    yield future.result()
-            except BaseException:
-                stopped.set()  # at their next look
-                executor.shutdown(wait=False, cancel_futures=True)
-                raise
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -71,10 +70,6 @@ def start_of(recipe: Recipe, seed: int) -> nn.Module:
         return build(recipe.model)
 
 
-BUILDING = threading.RLock()
-"""Held while units are looked for or removed: tracing is not made for several threads."""
-
-
 class Run:
     """One recipe with one seed. Its state is the loop's, the record, and what was set aside on the way."""
 
@@ -97,8 +92,7 @@ class Run:
         self.batches = Batches(data, recipe.batch, seed, setting.device)
         self.eyes = Looks(recipe, data, setting)
         self.example = _example(data)
-        with BUILDING:
-            self.loop = Loop(recipe, start_of(recipe, seed), self.example, setting)
+        self.loop = Loop(recipe, start_of(recipe, seed), self.example, setting)
         self.step = 0
         self.best: dict[str, Tensor] = {}
         """The weights at the best validation accuracy so far."""
@@ -174,8 +168,7 @@ class Run:
             found = self.eyes.corrupted(self.loop.model, recipe.corrupted, self.data_dir)
             record.final["corrupted"] = {**found, "last_mean": last_mean}
         self.loop.model.load_state_dict(self.best)
-        with BUILDING:
-            record.final["size"] = size(self.loop)
+        record.final["size"] = size(self.loop)
         self.loop.model.load_state_dict(last)
 
     # Task 5.
@@ -185,8 +178,7 @@ class Run:
         done = self.record.final.setdefault("pruned", [])
         assert self.recipe.prune is not None
         for cut in self.recipe.cuts[len(done) :]:
-            with BUILDING:
-                loop, left, alive = self._cut(cut)
+            loop, left, alive = self._cut(cut)
             if self.branch == cut:
                 loop.load(self.waiting)
             else:
