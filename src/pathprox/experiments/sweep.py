@@ -105,8 +105,8 @@ def in_turn(work: Work, cells: Sequence[Cell]) -> Iterator[Record]:
 class Processes:
     """Several at a time on the device of this machine. A cell whose process dies is tried again from its last look.
 
-    On a GPU their kernels take turns, unless NVIDIA's multi-process service runs (``nvidia-cuda-mps-control -d``), which
-    lets them overlap.
+    On a GPU their kernels take turns, unless NVIDIA's multi-process service runs (``nvidia-cuda-mps-control -d``),
+    which lets them overlap.
     """
 
     workers: int
