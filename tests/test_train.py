@@ -200,6 +200,7 @@ def test_a_convolutional_network_trains_on_the_official_formats_and_is_seen_on_c
     if name == "cifar10":
         assert record.final["corrupted"]["origin"] == "official"
         assert len(record.final["corrupted"]["each"]) == 15
+        assert list(record.final["corrupted"]["severities"]) == ["1", "2", "3", "4", "5"]
         assert record.final["corrupted"]["mean"] == pytest.approx(sum(record.final["corrupted"]["each"].values()) / 15)
 
 

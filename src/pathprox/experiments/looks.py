@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -67,12 +68,22 @@ class Looks:
             sets = corrupted(name, folder)
         except FileNotFoundError:  # its message names a folder of this machine, which is nothing for a record
             return {"name": name, "absent": f"not in the data folder; `pathprox data make {name}` makes it"}
-        found: dict[str, list[float]] = {}
+        each: dict[str, list[float]] = {}
+        severities: dict[str, list[float]] = {}
         for label, split in sets.parts():
-            found.setdefault(label.split("/")[0], []).append(self._of(model, split))
-        each = {label: sum(values) / len(values) for label, values in found.items()}
-        mean = sum(each.values()) / len(each)
-        return {"name": name, "origin": sets.origin, "missing": list(sets.missing), "mean": mean, "each": each}
+            corruption, _, severity = label.partition("/")
+            accuracy = self._of(model, split)
+            each.setdefault(corruption, []).append(accuracy)
+            if severity:
+                severities.setdefault(severity, []).append(accuracy)
+        return {
+            "name": name,
+            "origin": sets.origin,
+            "missing": list(sets.missing),
+            "mean": fmean(map(fmean, each.values())),
+            "each": {k: fmean(v) for k, v in each.items()},
+            "severities": {k: fmean(v) for k, v in severities.items()},
+        }
 
     def _of(self, model: nn.Module, split: Split) -> float:
         return self.accuracy(model, Fixed(self._data, split, self._setting.device))

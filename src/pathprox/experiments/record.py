@@ -36,7 +36,8 @@ class Record:
 
     - best: step, val, test and active at the look with the best validation accuracy, the paper's choice;
     - last: means over the last tenth of the looks, and the spread of active units;
-    - corrupted: origin, mean and each corruption's accuracy of the best network, and of the last one (last_mean);
+    - corrupted: origin, mean and each corruption's accuracy of the best network, its mean at each severity where there
+      are several, and the mean of the last network (last_mean);
     - size: parameters and multiply-adds of the best network as trained and once shrunk;
     - lipschitz: start and end, sorted local Lipschitz constants on 1000 test images;
     - pruned (Task 5): for each checkpoint the share of units left, accuracies and parameters;
