@@ -8,11 +8,11 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 .PHONY: help venv demo test test-slow lint format bench zoo clean
 
 help:
-	@echo "make demo       train a small network twice, with weight decay and with PathProx, and show the difference"
+	@echo "make demo       train a small network twice, with weight decay and with PathProx: table, pictures, a page"
 	@echo "make test       run all tests (a few minutes)"
 	@echo "make test-slow  run the tests that take longer"
 	@echo "make lint       ruff and mypy"
-	@echo "make bench      what a step costs, and what shrinking saves"
+	@echo "make bench      what a step costs, what shrinking saves, how soon the objective is reached"
 	@echo "make zoo        real architectures: find units, kill some, shrink, compare (an hour on two cores)"
 
 # torch first and alone: with the version pinned here, nothing later can pull in another build of it.
@@ -45,6 +45,7 @@ format: venv
 bench: venv
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/shrinking.py
+	$(BIN)/python benchmarks/convergence.py
 
 # The zoo has an environment of its own. torchvision and timm come without their dependencies: torch is there already.
 ZOO_PIP := $(ZOO)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
