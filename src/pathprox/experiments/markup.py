@@ -11,6 +11,9 @@ from pathlib import Path
 
 _KINDS = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif"}
 
+DOTS, SCREEN = 150, 96
+"""Dots per inch of our pictures, and of a page: so they are shown as large as they were drawn."""
+
 _STYLE = """
 :root { color-scheme: light dark; --text: #1d2330; --quiet: #5b6475; --page: #ffffff; --card: #f5f7fa;
         --line: #d7dce5; --accent: #1f5f99; }
@@ -38,7 +41,9 @@ code, pre { font-family: ui-monospace, "SF Mono", Menlo, Consolas, monospace; fo
 code { padding: .1em .3em; }
 pre { padding: .7rem .9rem; overflow-x: auto; border: 1px solid var(--line); }
 pre code { padding: 0; font-size: 1em; background: none; }
-img { display: block; max-width: 100%; height: auto; background: #fff; border-radius: .4rem; margin: .6rem 0; }
+.picture { overflow-x: auto; margin: .6rem 0; }
+img { display: block; max-width: 100%; height: auto; background: #fff; border-radius: .4rem; }
+@media (max-width: 45rem) { img { max-width: none; } .picture img { width: auto; height: 17rem; } }
 """.strip()
 
 
@@ -103,7 +108,9 @@ def image(source: Path | bytes, alt: str) -> str:
     if kind is None:
         raise ValueError(f"{'the bytes' if isinstance(source, bytes) else source} are no PNG, JPEG or GIF picture.")
     data = base64.b64encode(content).decode()
-    return f'<img src="data:{kind};base64,{data}" alt="{escape(alt)}">'
+    size = f' width="{round(int.from_bytes(content[16:20], "big") * SCREEN / DOTS)}"' if kind == "image/png" else ""
+    # on a narrow screen it scrolls inside its own frame, like a table, where all of it would be too small to read
+    return f'<div class="picture" tabindex="0"><img src="data:{kind};base64,{data}"{size} alt="{escape(alt)}"></div>'
 
 
 def paragraph(text: str, quiet: bool = False) -> str:
