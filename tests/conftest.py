@@ -16,3 +16,11 @@ settings.load_profile("pathprox")
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def frost_folder(tmp_path):
+    """Pictures in place of the five that frost needs."""
+    from corrupting import write_frost
+
+    return write_frost(tmp_path / "ice")

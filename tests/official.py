@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+import torch
 from scipy.io import savemat
 
 from pathprox.experiments.data import CIFAR10_C, MNIST_C
@@ -134,3 +135,19 @@ def python2_pickle(batch: dict) -> bytes:
     file = io.BytesIO()
     _Python2(file, 2).dump(batch)
     return file.getvalue().replace(b"cnumpy._core.multiarray\n", b"cnumpy.core.multiarray\n")
+
+
+def same(one, other):
+    return all(
+        torch.equal(getattr(a, field), getattr(b, field))
+        for a, b in ((one.train, other.train), (one.val, other.val), (one.test, other.test))
+        for field in ("images", "labels")
+    )
+
+
+def left(folder):
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def half(old):
+    return old[: len(old) // 2]

@@ -1,19 +1,11 @@
 """The data sets: official formats read right, damaged files refused, downloads checked."""
 
 import gzip
-import hashlib
 import importlib
 import io
 import os
 import pickle
 import struct
-import subprocess
-import sys
-import tarfile
-import threading
-import zipfile
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import Path
 
@@ -23,8 +15,9 @@ import torch
 from scipy.io import savemat
 
 import official
+from official import half, same
 from pathprox.experiments import data
-from pathprox.experiments.data import Source, corrupted, fetch, folder_of, load, normalized, sets, sources
+from pathprox.experiments.data import corrupted, fetch, folder_of, load, normalized, sets
 
 ROOT = Path(__file__).parent.parent
 
@@ -32,18 +25,6 @@ ROOT = Path(__file__).parent.parent
 def everything(dataset):
     """All images of training and validation, sorted, to be compared as a set."""
     return sorted(image.numpy().tobytes() for image in torch.cat([dataset.train.images, dataset.val.images]))
-
-
-def same(one, other):
-    return all(
-        torch.equal(getattr(a, field), getattr(b, field))
-        for a, b in ((one.train, other.train), (one.val, other.val), (one.test, other.test))
-        for field in ("images", "labels")
-    )
-
-
-def left(folder):
-    return [path for path in folder.rglob("*") if path.is_file()]
 
 
 # What is read
@@ -224,10 +205,6 @@ def npy(array):
     return file.getvalue()
 
 
-def half(old):
-    return old[: len(old) // 2]
-
-
 def always(new):
     return lambda old: new
 
@@ -320,300 +297,6 @@ def test_a_pickle_that_wants_to_run_code_is_refused(tmp_path, where):
     assert not evil.mark.exists()
     pickle.loads(batch)  # it would have worked
     assert evil.mark.exists()
-
-
-# The corrupted sets
-
-
-def test_mnist_c_has_one_part_for_each_corruption(tmp_path):
-    official.write_mnist_c(tmp_path, 20)
-    mnist_c = corrupted("mnist-c", tmp_path)
-    assert (mnist_c.name, mnist_c.origin, mnist_c.missing) == ("mnist-c", "official", ())
-    parts = dict(mnist_c.parts())
-    assert tuple(parts) == data.MNIST_C
-    assert len(parts) == 15
-    images, labels = official.digits("test", 20, (1, 28, 28))
-    assert torch.equal(parts["shot_noise"].images, torch.from_numpy(images))
-    for part in parts.values():
-        assert part.images.shape == (20, 1, 28, 28)
-        assert torch.equal(part.labels, torch.from_numpy(labels))
-
-
-def test_cifar10_c_has_one_part_for_each_severity(tmp_path):
-    official.write_cifar10_c(tmp_path, 10)
-    parts = dict(corrupted("cifar10-c", tmp_path).parts())
-    assert list(parts) == [f"{c}/{severity}" for c in data.CIFAR10_C for severity in range(1, 6)]
-    images, labels = official.digits("test", 10, (3, 32, 32))
-    for severity in range(1, 6):
-        expected = official.disturbed(images, 10 + 5 * severity).transpose(0, 3, 1, 2)
-        assert np.array_equal(parts[f"shot_noise/{severity}"].images.numpy(), expected)
-        assert np.array_equal(parts[f"shot_noise/{severity}"].labels.numpy(), labels)
-
-
-def test_the_official_images_go_before_the_generated_even_if_some_are_missing(tmp_path):
-    official.write_mnist_c(tmp_path, 10, generated=True)
-    (tmp_path / "mnist_c").mkdir()
-    assert corrupted("mnist-c", tmp_path).origin == "generated"
-    official.write_mnist_c(tmp_path, 10, data.MNIST_C[2:])
-    (tmp_path / "mnist_c/zigzag/test_labels.npy").unlink()
-    mnist_c = corrupted("mnist-c", tmp_path)
-    assert (mnist_c.origin, mnist_c.missing) == ("official", ("shot_noise", "impulse_noise", "zigzag"))
-    assert len(list(mnist_c.parts())) == 12
-
-
-def test_the_four_extra_corruptions_are_read_when_asked(tmp_path):
-    official.write_cifar10_c(tmp_path, 2, (*data.CIFAR10_C, "spatter"))
-    assert "spatter/1" not in dict(corrupted("cifar10-c", tmp_path).parts())
-    more = corrupted("cifar10-c", tmp_path, extra=True)
-    assert "spatter/5" in dict(more.parts())
-    assert more.missing == ("speckle_noise", "gaussian_blur", "saturate")
-
-
-def test_a_part_is_read_only_when_its_turn_comes(tmp_path):
-    official.write_mnist_c(tmp_path, 10)
-    parts = corrupted("mnist-c", tmp_path).parts()
-    next(parts)
-    (tmp_path / "mnist_c/impulse_noise/test_images.npy").write_bytes(b"")
-    with pytest.raises(ValueError, match="impulse_noise"):
-        next(parts)
-
-
-@pytest.mark.parametrize("name", ["mnist-c", "cifar10-c"])
-def test_without_corrupted_images_both_cures_are_told(tmp_path, name):
-    with pytest.raises(FileNotFoundError) as caught:
-        corrupted(name, tmp_path)
-    source = data.SOURCES[name][0]
-    top = tmp_path / source.instead[0]
-    for expected in (f"pathprox data make {name}", f"data fetch {name}", source.path, source.addresses[0], f"{top}/"):
-        assert expected in str(caught.value)
-    assert f"{top}-generated" in str(caught.value)
-
-
-def test_the_official_archives_are_unpacked_where_they_lie(tmp_path):
-    official.write_mnist_c(tmp_path, 10)
-    official.write_cifar10_c(tmp_path, 2)
-    official.pack(tmp_path, "mnist_c", "mnist_c.zip")
-    official.pack(tmp_path, "CIFAR-10-C", "CIFAR-10-C.tar")
-    for name, parts in (("mnist-c", 15), ("cifar10-c", 75)):
-        for _ in range(2):
-            assert corrupted(name, tmp_path).origin == "official"
-            assert len(list(corrupted(name, tmp_path).parts())) == parts
-    assert sorted(os.listdir(tmp_path)) == ["CIFAR-10-C", "CIFAR-10-C.tar", "mnist_c", "mnist_c.zip"]
-
-
-def evil_zip(path, name):
-    with zipfile.ZipFile(path, "w") as zipped:
-        zipped.writestr(zipfile.ZipInfo(name), b"harm")
-
-
-def evil_tar(path, name):
-    with tarfile.open(path, "w") as tar:
-        tar.addfile(tarfile.TarInfo(name), io.BytesIO())
-
-
-def evil_link(path, name):
-    with tarfile.open(path, "w") as tar:
-        link = tarfile.TarInfo("CIFAR-10-C/link")
-        link.type, link.linkname = tarfile.SYMTYPE, name
-        tar.addfile(link)
-
-
-def nothing_in_it(path, name):
-    evil_zip(path, "other/file") if path.suffix == ".zip" else evil_tar(path, "other")
-
-
-def no_archive(path, name):
-    path.write_bytes(b"<html>not found</html>" * 100)
-
-
-@pytest.mark.parametrize(
-    ("archive", "make", "message"),
-    [
-        ("mnist_c.zip", evil_zip, "leads out of the folder"),
-        ("CIFAR-10-C.tar", evil_tar, "OutsideDestinationError"),
-        ("CIFAR-10-C.tar", evil_link, "LinkOutsideDestinationError"),
-        ("mnist_c.zip", nothing_in_it, "a folder mnist_c in it, found other"),
-        ("CIFAR-10-C.tar", nothing_in_it, "a folder CIFAR-10-C in it, found other"),
-        ("mnist_c.zip", no_archive, "BadZipFile"),
-        ("CIFAR-10-C.tar", no_archive, "ReadError"),
-    ],
-)
-def test_a_bad_archive_is_refused_and_leaves_nothing(tmp_path, archive, make, message):
-    folder = tmp_path / "data"
-    folder.mkdir()
-    make(folder / archive, "../../harm")
-    with pytest.raises(ValueError, match=f"{archive} is damaged or another file: .*{message}"):
-        corrupted("mnist-c" if archive.endswith("zip") else "cifar10-c", folder)
-    assert left(tmp_path) == [folder / archive]
-    assert os.listdir(folder) == [archive]
-
-
-def test_a_truncated_archive_is_refused_and_leaves_nothing(tmp_path):
-    official.write_cifar10(tmp_path, train=50, test=10)
-    archive = official.pack(tmp_path, "cifar-10-batches-bin", "cifar-10-binary.tar.gz")
-    archive.write_bytes(half(archive.read_bytes()))
-    with pytest.raises(ValueError, match=r"cifar-10-binary\.tar\.gz is damaged"):
-        load("cifar10", tmp_path)
-    assert os.listdir(tmp_path) == [archive.name]
-
-
-# Downloads
-
-
-class Handler(SimpleHTTPRequestHandler):
-    def do_GET(self):
-        self.server.asked.append(self.path)
-        if not self.path.startswith("/half/"):
-            return super().do_GET()
-        self.send_response(200)
-        self.send_header("Content-Length", "1000")
-        self.end_headers()
-        self.wfile.write(b"x" * 500)
-        return None
-
-    def log_message(self, *args):
-        pass
-
-
-@pytest.fixture
-def server(tmp_path, monkeypatch):
-    """Serves the folder ``served``, and under ``half/`` files that break off."""
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    (tmp_path / "served").mkdir()
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=tmp_path / "served")) as http:
-        http.asked, http.files = [], tmp_path / "served"
-        http.address = f"http://127.0.0.1:{http.server_port}"
-        thread = threading.Thread(target=http.serve_forever, args=(0.01,))
-        thread.start()
-        yield http
-        http.shutdown()
-        thread.join()
-
-
-def published(server, name, *before):
-    """The sources of a set as this server has them, tried after other folders of it."""
-    return {
-        name: [
-            Source(
-                source.path,
-                "sha256:" + hashlib.sha256((server.files / source.path).read_bytes()).hexdigest(),
-                tuple(f"{server.address}/{folder}{source.path}" for folder in (*before, "")),
-                source.instead,
-            )
-            for source in data.SOURCES[name]
-        ]
-    }
-
-
-def serve(server, name):
-    if name == "cifar10":
-        official.write_cifar10(server.files, train=50, test=10)
-        official.pack(server.files, "cifar-10-batches-bin", "cifar-10-binary.tar.gz")
-    elif name == "mnist-c":
-        official.write_mnist_c(server.files, 10)
-        official.pack(server.files, "mnist_c", "mnist_c.zip")
-    elif name == "cifar10-c":
-        official.write_cifar10_c(server.files, 2)
-        official.pack(server.files, "CIFAR-10-C", "CIFAR-10-C.tar")
-    else:
-        {"mnist": official.write_mnist, "svhn": official.write_svhn}[name](server.files, 50, 10)
-    return published(server, name)
-
-
-@pytest.mark.parametrize("name", data.SOURCES)
-def test_what_is_fetched_can_be_read_and_is_fetched_once(server, tmp_path, name, capsys):
-    base = serve(server, name)
-    folder = tmp_path / "new/data"
-    assert fetch(name, folder, base) == [folder / source.path for source in base[name]]
-    assert ("non-commercial" in capsys.readouterr().err) == (name == "svhn")
-    if name in data.NAMES:
-        assert len(load(name, folder).test) == 10
-    else:
-        assert corrupted(name, folder).missing == ()
-    asked = len(server.asked)
-    assert fetch(name, folder, base) == []
-    for source in base[name]:
-        if source.instead and not source.path.startswith("mnist/"):
-            (folder / source.path).unlink()  # the archive, unpacked meanwhile
-    assert fetch(name, folder, base) == []
-    assert len(server.asked) == asked
-
-
-def test_load_fetches_only_what_is_missing_and_only_when_asked(server, tmp_path, monkeypatch):
-    monkeypatch.setitem(sources.SOURCES, "mnist", serve(server, "mnist")["mnist"])
-    official.write_mnist(tmp_path, 50, 10)
-    (tmp_path / IMAGES).unlink()
-    with pytest.raises(FileNotFoundError, match="train-images"):
-        load("mnist", tmp_path)
-    assert server.asked == []
-    assert same(load("mnist-100", tmp_path, download=True), load("mnist-100", server.files))
-    assert server.asked == [f"/{IMAGES}"]
-
-
-def test_the_mirrors_are_tried_in_turn(server, tmp_path):
-    serve(server, "svhn")
-    (server.files / "other/svhn").mkdir(parents=True)
-    (server.files / "other" / MATLAB).write_bytes(b"other")
-    base = published(server, "svhn", "gone/", "half/", "other/")
-    fetch("svhn", tmp_path / "data", base)
-    tried = [
-        f"/{folder}svhn/{part}_32x32.mat" for part in ("train", "test") for folder in ("gone/", "half/", "other/", "")
-    ]
-    assert server.asked == tried
-    assert len(left(tmp_path / "data")) == 2
-    assert len(load("svhn", tmp_path / "data").test) == 10
-
-
-@pytest.mark.parametrize(
-    ("where", "kind"), [("half", ConnectionError), ("gone", ConnectionError), ("wrong", ValueError)]
-)
-def test_a_failed_download_leaves_nothing_and_says_what_to_do(server, tmp_path, where, kind):
-    (server.files / "wrong").mkdir()
-    (server.files / "wrong/file.gz").write_bytes(b"wrong")
-    address = f"{server.address}/{where}/file.gz"
-    base = {"mnist": [Source("mnist/file.gz", "md5:" + hashlib.md5(b"right").hexdigest(), (address,))]}
-    with pytest.raises(kind, match=r"file\.gz could not be fetched.*`pathprox data fetch mnist`") as caught:
-        fetch("mnist", tmp_path / "data", base)
-    assert address in str(caught.value)
-    assert str(tmp_path / "data/mnist/file.gz") in str(caught.value)
-    assert left(tmp_path / "data") == []
-
-
-def test_without_a_network_the_place_and_the_address_are_told(tmp_path, monkeypatch):
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    nobody = "http://127.0.0.1:9/train.mat"
-    monkeypatch.setitem(sources.SOURCES, "svhn", (Source("svhn/train_32x32.mat", "md5:0", (nobody,)),))
-    with pytest.raises(ConnectionError, match="pathprox data fetch svhn") as caught:
-        load("svhn", tmp_path, download=True)
-    assert nobody in str(caught.value)
-    assert str(tmp_path / "svhn/train_32x32.mat") in str(caught.value)
-
-
-def test_without_pooch_the_extra_is_named(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pooch", None)
-    with pytest.raises(ImportError, match=r"pip install 'pathprox\[experiments\]'"):
-        fetch("mnist", tmp_path)
-
-
-def test_reading_needs_numpy_alone(tmp_path):
-    official.write_mnist(tmp_path, 20, 10)
-    official.write_mnist_c(tmp_path, 10)
-    code = (
-        "import sys; from pathlib import Path\n"
-        "for name in ('pooch', 'requests', 'rich', 'scipy', 'typer', 'matplotlib'): sys.modules[name] = None\n"
-        "from pathprox.experiments.data import corrupted, load\n"
-        "folder = Path(sys.argv[1])\n"
-        "assert len(load('mnist', folder, download=True).test) == 10\n"
-        "assert len(list(corrupted('mnist-c', folder).parts())) == 15\n"
-    )
-    subprocess.run([sys.executable, "-W", "error", "-c", code, str(tmp_path)], check=True, timeout=100)
-
-
-def test_every_official_source_has_a_hash_and_an_address():
-    for source in (source for group in data.SOURCES.values() for source in group):
-        kind, _, digest = source.hash.partition(":")
-        assert len(bytes.fromhex(digest)) == {"md5": 16, "sha256": 32}[kind]
-        assert all(address.endswith(Path(source.path).name) for address in source.addresses)
 
 
 # The real files
