@@ -3,9 +3,11 @@
 import pytest
 import torch
 
+from pathprox.experiments.batched import Batched
 from pathprox.experiments.loop import Loop, Setting
 from pathprox.experiments.models import VGG, build
 from pathprox.experiments.recipes import METHODS, RECIPES, Pruning
+from pathprox.experiments.sweep import Work, complete, in_turn
 from pathprox.experiments.train import run
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -71,3 +73,13 @@ def test_a_run_that_diverges_on_the_gpu_ends_and_keeps_its_record(tmp_path):
     record = run(SHORT.changed(lr=1e9), 0, tmp_path, setting=Setting.of("cuda", "float32"))
     assert record.status == "diverged"
     assert record.history["step"] == [0]
+
+
+@pytest.mark.parametrize("method", ["pathprox", "weight-decay"])
+def test_a_grid_trained_together_has_the_records_of_single_runs(method, tmp_path):
+    cells = [(SHORT.changed(method=method, lr=lr, lipschitz=False), seed) for lr in (0.01, 0.05) for seed in (0, 1)]
+    many = complete(cells, Work(tmp_path / "a", precision="float32"), Batched())
+    single = complete(cells, Work(tmp_path / "b", precision="float32"), in_turn)
+    for one, other in zip(many, single, strict=True):
+        for key in ("loss", "objective", "balanced"):
+            assert one.history[key] == pytest.approx(other.history[key], rel=5e-3), key

@@ -130,6 +130,7 @@ def sweep(
     ] = "paper",
     seeds: Annotated[int, typer.Option(help="Runs of the chosen cell, the one in the grid included.")] = len(SEEDS),
     jobs: Annotated[int, typer.Option(help="Runs at a time on this device.")] = 1,
+    batched: Annotated[bool, typer.Option("--batched", help="Train the cells as one program; MLPs only.")] = False,
     ray: Annotated[str | None, typer.Option(help="Address of a Ray cluster, or local; --jobs actors.")] = None,
     gpus: Annotated[float, typer.Option(help="Of a GPU for each Ray actor, like 0.25.")] = 0.0,
     steps: Steps = None,
@@ -142,6 +143,7 @@ def sweep(
 ) -> None:
     """Search a grid with one seed, choose by validation accuracy, repeat the choice with other seeds."""
     from pathprox.experiments import sweep as sweeps
+    from pathprox.experiments.batched import Batched
     from pathprox.experiments.data import load
     from pathprox.experiments.live import line
 
@@ -153,6 +155,8 @@ def sweep(
         load(recipe.data, data_dir, download=True)  # once, before several processes would
         records.mkdir(parents=True, exist_ok=True)
         pool: sweeps.Pool = sweeps.in_turn if jobs == 1 else sweeps.Processes(jobs)
+        if batched:
+            pool = Batched()
         if ray is not None:
             pool = sweeps.Ray(ray, jobs, gpus)
         work = sweeps.Work(records.resolve(), data_dir and data_dir.resolve(), device, precision)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -26,9 +27,9 @@ class Looks:
 
     def __init__(self, recipe: Recipe, data: Dataset, setting: Setting) -> None:
         self._data, self._setting = data, setting
-        self._train = Fixed(data, data.train, setting.device, recipe.loss_images)
-        self._val = Fixed(data, data.val, setting.device)
-        self._test = Fixed(data, data.test, setting.device)
+        self.train = Fixed(data, data.train, setting.device, recipe.loss_images)
+        self.val = Fixed(data, data.val, setting.device)
+        self.test = Fixed(data, data.test, setting.device)
 
     def __call__(self, loop: Loop) -> dict[str, float]:
         """One entry of the history. The loss is computed in float32 also where the network trains in bfloat16."""
@@ -40,16 +41,16 @@ class Looks:
             "path_norm": values.path_norm,
             "balanced": values.balanced,
             "active": loop.active(),
-            "val": self.accuracy(loop.model, self._val),
-            "test": self.accuracy(loop.model, self._test),
+            "val": self.accuracy(loop.model, self.val),
+            "test": self.accuracy(loop.model, self.test),
         }
 
     @torch.no_grad()
     def _loss(self, model: nn.Module) -> float:
         model.eval()
-        parts = [cross_entropy(model(x), y, reduction="sum").double() for x, y in self._train.parts()]
+        parts = [cross_entropy(model(x), y, reduction="sum").double() for x, y in self.train.parts()]
         model.train()
-        return float(torch.stack(parts).sum()) / len(self._train)
+        return float(torch.stack(parts).sum()) / len(self.train)
 
     @torch.no_grad()
     def accuracy(self, model: nn.Module, images: Fixed) -> float:
@@ -64,34 +65,43 @@ class Looks:
 
     def corrupted(self, model: nn.Module, name: str, folder: Path | None) -> dict[str, Any]:
         """The accuracy on each corruption (all severities together) and its mean; or why there is none."""
-        try:
-            sets = corrupted(name, folder)
-        except FileNotFoundError:  # its message names a folder of this machine, which is nothing for a record
-            return {"name": name, "absent": f"not in the data folder; `pathprox data make {name}` makes it"}
-        each: dict[str, list[float]] = {}
-        severities: dict[str, list[float]] = {}
-        for label, split in sets.parts():
-            corruption, _, severity = label.partition("/")
-            accuracy = self._of(model, split)
-            each.setdefault(corruption, []).append(accuracy)
-            if severity:
-                severities.setdefault(severity, []).append(accuracy)
-        return {
-            "name": name,
-            "origin": sets.origin,
-            "missing": list(sets.missing),
-            "mean": fmean(map(fmean, each.values())),
-            "each": {k: fmean(v) for k, v in each.items()},
-            "severities": {k: fmean(v) for k, v in severities.items()},
-        }
+        return on_corrupted(name, folder, lambda split: [self.accuracy(model, self.fixed(split))])[0]
 
-    def _of(self, model: nn.Module, split: Split) -> float:
-        return self.accuracy(model, Fixed(self._data, split, self._setting.device))
+    def fixed(self, split: Split) -> Fixed:
+        return Fixed(self._data, split, self._setting.device)
 
     def lipschitz(self, model: nn.Module) -> list[float]:
         """Sorted local Lipschitz constants on the first test images, with few digits."""
-        x = torch.cat([x for x, _ in self._test.parts()])[:LIPSCHITZ_IMAGES]
+        x = torch.cat([x for x, _ in self.test.parts()])[:LIPSCHITZ_IMAGES]
         return [float(f"{v:.4g}") for v in sorted(pathprox.local_lipschitz(model, x).tolist())]
+
+
+def on_corrupted(name: str, folder: Path | None, of: Callable[[Split], list[float]]) -> list[dict[str, Any]]:
+    """What is seen on a corrupted set, for as many networks as ``of`` gives accuracies; or once why there is none."""
+    try:
+        sets = corrupted(name, folder)
+    except FileNotFoundError:  # its message names a folder of this machine, which is nothing for a record
+        return [{"name": name, "absent": f"not in the data folder; `pathprox data make {name}` makes it"}]
+    seen = [(label.partition("/"), of(split)) for label, split in sets.parts()]
+    found = []
+    for i in range(len(seen[0][1])):
+        each: dict[str, list[float]] = {}
+        severities: dict[str, list[float]] = {}
+        for (corruption, _, severity), accuracies in seen:
+            each.setdefault(corruption, []).append(accuracies[i])
+            if severity:
+                severities.setdefault(severity, []).append(accuracies[i])
+        found.append(
+            {
+                "name": name,
+                "origin": sets.origin,
+                "missing": list(sets.missing),
+                "mean": fmean(map(fmean, each.values())),
+                "each": {k: fmean(v) for k, v in each.items()},
+                "severities": {k: fmean(v) for k, v in severities.items()},
+            }
+        )
+    return found
 
 
 def size(loop: Loop) -> dict[str, int]:

@@ -91,7 +91,7 @@ class Run:
         self.record.data = {"origin": data.origin, **{p: len(getattr(data, p)) for p in ("train", "val", "test")}}
         self.batches = Batches(data, recipe.batch, seed, setting.device)
         self.eyes = Looks(recipe, data, setting)
-        self.example = _example(data)
+        self.example = example_of(data)
         self.loop = Loop(recipe, start_of(recipe, seed), self.example, setting)
         self.step = 0
         self.best: dict[str, Tensor] = {}
@@ -296,7 +296,8 @@ def last_looks(record: Record) -> dict[str, float]:
     return {"looks": count, **means, "active_spread": statistics.pstdev(last["active"])}
 
 
-def _example(data: Dataset) -> Tensor:
+def example_of(data: Dataset) -> Tensor:
+    """Two images, as a network sees them."""
     return normalized(data.train.images[:2], data.mean, data.std)
 
 
