@@ -189,7 +189,8 @@ def test_the_data_commands(tmp_path):
     ],
 )
 def test_mistakes_are_told_in_one_line(args, words, tmp_path):
-    place = () if args[0] == "data" else ("--records", tmp_path)
+    place = ("--records", tmp_path) if args[0] in ("table", "figure") else ("--data-dir", tmp_path / "data")
+    place += ("--records", tmp_path) if args[0] in ("train", "sweep") else ()
     assert words in refused(*args, *place)
 
 

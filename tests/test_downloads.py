@@ -135,6 +135,7 @@ def test_a_failed_download_leaves_nothing_and_says_what_to_do(server, tmp_path, 
     assert address in str(caught.value)
     assert str(tmp_path / "data/mnist/file.gz") in str(caught.value)
     assert left(tmp_path / "data") == []
+    assert not (tmp_path / "data/mnist").exists()
 
 
 def test_without_a_network_the_place_and_the_address_are_told(tmp_path, monkeypatch):

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from pathprox import balance_, find_units
 
-NETWORKS, PARTS = 500, 10
+NETWORKS, PARTS, QUICK = 500, 10, 4
+"""So many parts are run by `make test`, all by `make test-slow`."""
 
 
 class Skip(nn.Module):
@@ -192,7 +193,9 @@ def close(a: Tensor, b: Tensor) -> bool:
     return bool((a - b).abs().max() <= 1e-9 * (1 + b.abs().max()))
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize(
+    "part", [*range(QUICK), *(pytest.param(i, marks=pytest.mark.slow) for i in range(QUICK, PARTS))]
+)
 def test_no_group_of_a_random_network_is_wrong(part):
     found = 0
     for seed in range(part * NETWORKS // PARTS, (part + 1) * NETWORKS // PARTS):

@@ -22,10 +22,10 @@ def bars(console: Console) -> Progress:
 
 
 def latest(record: Record) -> str:
-    """The newest entry of the history."""
+    """The newest entry of the history; F as it is and balanced."""
     now = {key: values[-1] for key, values in record.history.items()}
-    objectives = f"F {now['objective']:.3f}, balanced {now['balanced']:.3f}"
-    return f"loss {now['loss']:.3f}  {objectives}  active {now['active']:.1f}%  val {now['val']:.1f}%"
+    objectives = f"F {now['objective']:.3f}/{now['balanced']:.3f} G {now['path_norm']:.3f}"
+    return f"loss {now['loss']:.3f} {objectives} active {now['active']:.1f}% val {now['val']:.1f}%"
 
 
 @contextmanager

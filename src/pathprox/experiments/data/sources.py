@@ -143,6 +143,8 @@ def _try(address: str, known_hash: str, target: Path) -> Exception | None:
     try:
         pooch.retrieve(address, known_hash, fname=target.name, path=target.parent, downloader=_stream)
     except (requests.RequestException, ValueError) as error:
+        if target.parent.is_dir() and not any(target.parent.iterdir()):  # pooch has made it
+            target.parent.rmdir()
         return error
     return None
 
