@@ -79,11 +79,14 @@ class Guard:
         self._count((~finite if ok is None else ok & ~finite).float())
         return finite if ok is None else ok & finite
 
+    def counter(self, device: torch.device) -> Tensor:
+        """The number of steps undone: on the device, and in one place, so that a CUDA graph counts its replays too."""
+        if self._skipped is None or self._skipped.device != device:
+            self._skipped = torch.zeros((), device=device)
+        return self._skipped
+
     def _count(self, skipped: Tensor) -> None:
-        """In place, so that a step replayed from a CUDA graph is counted too."""
-        if self._skipped is None or self._skipped.device != skipped.device:
-            self._skipped = torch.zeros_like(skipped)
-        self._skipped += skipped
+        self.counter(skipped.device).add_(skipped.reshape(()))
 
     def check(self) -> None:
         """Raise if steps were undone on the device since the last call."""

@@ -16,7 +16,7 @@ from pathprox.prox import metric_soft_threshold, normalize_factor, shrink_factor
 from pathprox.regularizer import Regularizer
 from pathprox.shrink import shrink_
 from pathprox.slices import Slice
-from pathprox.sweep import Sweep
+from pathprox.sweep import Sweep, capturing
 from pathprox.units import UnitGroup, Units
 
 HELD = 1e-6
@@ -89,6 +89,8 @@ class PathProx(Regularizer):
         self._plan: Plan | None = None
         self._sweep: Sweep | None = None
         self._unfit: Plan | None = None
+        self._captured: list[Sweep] = []
+        """Those whose addresses a CUDA graph knows: they must not go."""
         self._fast = True
         """Whether to take the fast path where there is one; tests compare the two."""
         self._ok: Tensor | None = None
@@ -114,14 +116,14 @@ class PathProx(Regularizer):
 
     def _sweep_(self, plan: Plan, ok: Tensor | None) -> bool:
         """The whole algorithm at once, where every unit takes one factor (see `Sweep`); else False."""
+        groups = self.optimizer.param_groups
+        if self._rule.per_weight and not all(map(self._is_decoupled, groups)):
+            return False
         sweep = self._find_sweep(plan)
         if sweep is None or not sweep.layout.stepping <= self._stepping:
             return False
-        options = {i: self.optimizer.param_groups[i] for i in sweep.layout.used}
-        if self._rule.per_weight and not all(map(self._is_decoupled, options.values())):
-            return False
         first = sweep.layout.pieces[0].parameter
-        decay = {i: self._step_size(first, group) * self.weight_decay for i, group in options.items()}
+        decay = {i: self._step_size(first, groups[i]) * self.weight_decay for i in sweep.layout.used}
         if not sweep.step_(decay, self.optimizer, ok, self._guard):
             return False
         if self.shrink_every is not None:
@@ -335,8 +337,8 @@ class PathProx(Regularizer):
             return None
         gauges = [c.gauge for c in plan.couplings if c.gauge is not None]
         if self._sweep is None or not self._sweep.is_valid(gauges):
-            if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-                return None  # tables cannot be sent to the device now
+            if capturing():
+                return None
             group_of = {number: i for i, numbers in enumerate(plan.key) for number in numbers}
             try:
                 layout = make_layout(
@@ -345,6 +347,8 @@ class PathProx(Regularizer):
                 self._sweep = Sweep(layout, gauges, BALANCE_LIMIT)
             except UnfitError:
                 self._sweep, self._unfit = None, plan
+        if capturing() and self._sweep is not None:
+            self._captured.append(self._sweep)
         return self._sweep
 
     def _fold_(self, c: Coupling, gradients: bool = False) -> None:
@@ -424,7 +428,7 @@ class PathProx(Regularizer):
         self._plan = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_plan": None, "_sweep": None, "_unfit": None}
+        return {**super().__getstate__(), "_plan": None, "_sweep": None, "_unfit": None, "_captured": []}
 
     def _names(self) -> dict[str, Coupling]:
         return {f"{i}: {c.group.name}": c for i, c in enumerate(self._couplings)}

@@ -8,7 +8,10 @@ are four kernels for all layers (`pathprox.kernels`), elsewhere a few operations
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -19,6 +22,22 @@ from pathprox.balance import layer_factors
 from pathprox.guard import Guard
 from pathprox.layout import Layout, Piece, UnfitError
 from pathprox.prox import normalize_factor, shrink_factor
+
+
+def load_kernels(device: torch.device) -> ModuleType | None:
+    """The kernels, where they can run."""
+    if device.type != "cuda":
+        return None
+    try:
+        from pathprox import kernels
+    except ImportError:
+        return None
+    return kernels
+
+
+def capturing() -> bool:
+    """Whether a CUDA graph is being captured: no table can be sent to the device then."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 class Sweep:
@@ -59,6 +78,10 @@ class Sweep:
         self._measured = torch.cat([p.slots for p in pieces]).to(**move)
         self._square_sums = torch.zeros(slots.one + 1, dtype=torch.float64, **move)
         self._targets: list[Piece] = []
+        self._kernels = load_kernels(self.device)
+        self._tables: Any = None
+        self._captured: list[Any] = []
+        """Tables whose addresses a CUDA graph knows: they must not go."""
 
     def _by_position(self, pieces: Sequence[Piece]) -> tuple[Tensor, list[Tensor]]:
         """One number for each position of these pieces, and the same as views to multiply each piece with."""
@@ -81,10 +104,12 @@ class Sweep:
         weights do, or a norm is not finite on the CPU.
         """
         found = self._find_states(optimizer)
-        if found is None:
+        if found is None or not self._aim(found[0]):
             return False
         for group, value in decay.items():
             self.decay[group].fill_(value)
+        if self._step_with_kernels_(*found, ok, guard):
+            return True
         norms = self._norms()
         finite = norms.sum().isfinite()
         if self.device.type == "cpu":
@@ -92,7 +117,39 @@ class Sweep:
                 return False
         else:
             ok = guard.count_weights(finite, ok)
-        self._multiply_(self._factors(norms, ok), *found)
+        torch.index_select(self._factors(norms, ok).to(self.dtype), 0, self._slots, out=self._values)
+        torch._foreach_mul_([p.view(x) for p, x in zip(*found, strict=True)], self._views)
+        return True
+
+    def _aim(self, pieces: list[Piece]) -> bool:
+        """Make room for the factors of these pieces, unless it is there."""
+        if self._targets != pieces:
+            if capturing():
+                return False
+            self._targets = pieces
+            self._values, self._views = self._by_position(pieces)
+            self._slots = torch.cat([p.slots for p in pieces]).to(self.device)
+        return True
+
+    def _step_with_kernels_(self, pieces: list[Piece], tensors: list[Tensor], ok: Tensor | None, guard: Guard) -> bool:
+        """The same on a GPU with Triton; False without."""
+        if self._kernels is None or self.layout.slots.couplings > self._kernels.WIDEST:
+            return False
+        with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+            if self._tables is None or not self._tables.fit(tensors):
+                if capturing():
+                    return False
+                self._tables = self._kernels.Tables(self.layout, pieces, tensors)
+            if capturing():
+                self._captured.append(self._tables)
+            try:
+                self._tables.measure()
+            except Exception as error:
+                warnings.warn(f"Triton cannot build PathProx's kernels, so steps are slower: {error}", stacklevel=2)
+                self._kernels = None
+                return False
+            groups, skipped = (self._of_coupling, self._of_other), guard.counter(self.device)
+            self._tables.multiply_(self.gauge, self.decay, groups, self.limit, ok, skipped, self.v_norm)
         return True
 
     def _find_states(self, optimizer: Optimizer) -> tuple[list[Piece], list[Tensor]] | None:
@@ -110,8 +167,8 @@ class Sweep:
     def _norms(self) -> Tensor:
         """|w| and |v| of every unit: (2, couplings, units).
 
-        Squares are summed pairwise in the weights' own type, which loses less than 1e-6 in any number of them; what
-        several rows and columns add to one unit, in float64.
+        torch sums squares pairwise, and so well enough in the weights' own type: 1e5 equal ones are exact to 4e-7. What
+        several rows and columns add to one unit is summed in float64.
         """
         for p, out in zip(self.layout.pieces, self._square_views, strict=False):
             torch.sum(p.view(p.parameter.detach()).square(), (1, 2) if p.by_row else 1, keepdim=True, out=out)
@@ -148,11 +205,3 @@ class Sweep:
         due, behind = layer_factors(torch.cat([totals, self._one])[self._chains], self.limit, self._there)
         due, behind = (torch.cat([x.flatten(), self._one])[self._place] for x in (due, behind))
         return due, behind
-
-    def _multiply_(self, factors: Tensor, pieces: list[Piece], tensors: list[Tensor]) -> None:
-        if self._targets != pieces:
-            self._targets = pieces
-            self._values, self._views = self._by_position(pieces)
-            self._slots = torch.cat([p.slots for p in pieces]).to(self.device)
-        torch.index_select(factors.to(self.dtype), 0, self._slots, out=self._values)
-        torch._foreach_mul_([p.view(x) for p, x in zip(pieces, tensors, strict=True)], self._views)
