@@ -347,7 +347,7 @@ class PathProx(Regularizer):
                 self._sweep = Sweep(layout, gauges, BALANCE_LIMIT)
             except UnfitError:
                 self._sweep, self._unfit = None, plan
-        if capturing() and self._sweep is not None:
+        if capturing() and self._sweep is not None and self._sweep not in self._captured:
             self._captured.append(self._sweep)
         return self._sweep
 

@@ -37,7 +37,7 @@ def load_kernels(device: torch.device) -> ModuleType | None:
 
 def capturing() -> bool:
     """Whether a CUDA graph is being captured: no table can be sent to the device then."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 class Sweep:
@@ -140,7 +140,7 @@ class Sweep:
                 if capturing():
                     return False
                 self._tables = self._kernels.Tables(self.layout, pieces, tensors)
-            if capturing():
+            if capturing() and self._tables not in self._captured:
                 self._captured.append(self._tables)
             try:
                 self._tables.measure()
