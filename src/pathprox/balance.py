@@ -104,19 +104,18 @@ def find_links(
     return [chain for chain in found if len(chain.couplings) > 1]
 
 
-def layer_factors(totals: Tensor, limit: float = math.inf, there: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def layer_factors(totals: Tensor, limit: float = math.inf) -> tuple[Tensor, Tensor]:
     """For the total path norms of a chain's couplings: what each ``out`` is multiplied by, and the product up to each.
 
     The product is what the activations behind that coupling have become larger by; it ends at 1, so the function is
     unchanged. A chain with a dead coupling has no balance, and nothing is changed; nor if a factor would exceed
-    ``limit``. Leading dimensions are several chains; ``there`` says where a shorter one has a coupling.
+    ``limit``.
     """
-    there = torch.ones_like(totals, dtype=torch.bool) if there is None else there
-    log = torch.where(there, totals, 1).log()
-    step = torch.where(there, log.sum(-1, keepdim=True) / there.sum(-1, keepdim=True) - log, 0)
-    sound = (step.abs() <= math.log(limit)).all(-1, keepdim=True) & step.isfinite().all(-1, keepdim=True)
+    log = totals.log()
+    step = log.mean() - log
+    sound = step.isfinite().all() & (step.abs().max() <= math.log(limit))
     step = torch.where(sound, step, 0)
-    return step.exp(), step.cumsum(-1).exp()
+    return step.exp(), step.cumsum(0).exp()
 
 
 def balance_chain_(units: Units, chain: Chain, optimizer: Optimizer | None, limit: float = math.inf) -> None:

@@ -186,7 +186,7 @@ class Tables:
     """The addresses of tensors, cut into tiles, and what the kernels need to know of each."""
 
     def __init__(self, layout: Layout, pieces: Sequence[Piece], tensors: Sequence[Tensor]) -> None:
-        self.layout, self.tensors = layout, list(tensors)
+        self.layout = layout
         self.pointers = [x.data_ptr() for x in tensors]
         device = tensors[0].device
         self.dtype = {torch.float32: tl.float32, torch.float64: tl.float64}[tensors[0].dtype]
@@ -201,7 +201,9 @@ class Tables:
         self.pieces = head.to(device)
         self.tiles, self.slots, self.members, self.ends = (x.int().to(device) for x in (tiles, slots, members, ends))
         self.couplings = max(4, triton.next_power_of_2(layout.slots.couplings))
-        self.links = _links(layout, self.couplings).to(device)
+        self.links = 2 * torch.eye(self.couplings, dtype=torch.int8)
+        self.links[: layout.slots.couplings, : layout.slots.couplings] = layout.links
+        self.links = self.links.to(device)
         wide: dict[str, Any] = {"dtype": torch.float64, "device": device}
         self.powers = torch.tensor(layout.slots.powers or (0,), **wide)
         self.partial = torch.zeros(self.measured * COLUMNS, **wide)
@@ -217,6 +219,7 @@ class Tables:
 
     def multiply_(
         self,
+        tensors: Sequence[Tensor],
         gauge: Tensor,
         decay: Tensor,
         groups: tuple[Tensor, Tensor],
@@ -248,7 +251,7 @@ class Tables:
             num_warps=8,
         )
         _scale[(self.count,)](self.pieces, self.tiles, self.slots, self.factors, self.dtype, ROWS, COLUMNS, num_warps=8)
-        torch.autograd.graph.increment_version(self.tensors)
+        torch.autograd.graph.increment_version(tensors)  # which kernels do not do by themselves
 
 
 def _cut(piece: Piece, whole: bool) -> tuple[list[int], Tensor]:
@@ -284,12 +287,3 @@ def _members(tiles: Tensor, pieces: Tensor, slots: Tensor, units: int) -> tuple[
     counts = torch.bincount(slot.clamp_max(units), minlength=units + 1)[:units]
     ends = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
     return torch.argsort(slot, stable=True)[: int(ends[-1])], ends
-
-
-def _links(layout: Layout, size: int) -> Tensor:
-    """How couplings are chained: 2 for j in the chain of k and not after it, 1 after it, 0 elsewhere."""
-    links = 2 * torch.eye(size, dtype=torch.int8)
-    for row in layout.chains:
-        chain = row[row < layout.slots.couplings]
-        links[chain[:, None], chain] = 1 + torch.ones(len(chain), len(chain)).tril().to(torch.int8)
-    return links

@@ -110,6 +110,15 @@ class Layout:
         """The parameter groups whose step size is needed."""
         return frozenset(self.groups[0] + self.groups[1])
 
+    @cached_property
+    def links(self) -> Tensor:
+        """How couplings are chained: 2 where the second is in the first one's chain and not after it, 1 after it."""
+        found = 2 * torch.eye(self.slots.couplings, dtype=torch.int8)
+        for row in self.chains:
+            chain = row[row < self.slots.couplings]
+            found[chain[:, None], chain] = 1 + torch.ones(len(chain), len(chain)).tril().to(torch.int8)
+        return found
+
 
 def make_layout(
     couplings: Sequence[Coupling],

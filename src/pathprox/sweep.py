@@ -8,6 +8,7 @@ are four kernels for all layers (`pathprox.kernels`), elsewhere a few operations
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -18,7 +19,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pathprox.balance import layer_factors
 from pathprox.guard import Guard
 from pathprox.layout import Layout, Piece, UnfitError
 from pathprox.prox import normalize_factor, shrink_factor
@@ -68,16 +68,19 @@ class Sweep:
         slots, pieces = self.layout.slots, self.layout.pieces[: self.layout.measured]
         move: dict[str, Any] = {"device": self.device}
         self._of_coupling, self._of_other = (torch.tensor(g, dtype=torch.int64, **move) for g in self.layout.groups)
-        self._chains = self.layout.chains.to(**move)
-        self._there = self._chains < slots.couplings
-        self._place = torch.full((slots.couplings + 1,), self._chains.numel(), **move)
-        self._place[self._chains.flatten()] = torch.arange(self._chains.numel(), **move)
-        self._place = self._place[:-1]
+        linked = (self.layout.links > 0).double()
+        upto = (self.layout.links == 2).double()
+        each = torch.eye(slots.couplings, dtype=torch.float64)
+        self._linked = linked.to(**move)
+        self._even = (linked / linked.sum(1, keepdim=True) - each).to(**move)
+        self._exponents = torch.cat([each, upto, *(p * x for p in slots.powers for x in (each, upto))]).to(**move)
         self._one = torch.ones(1, dtype=torch.float64, **move)
         self._squares, self._square_views = self._by_position(pieces)
         self._measured = torch.cat([p.slots for p in pieces]).to(**move)
         self._square_sums = torch.zeros(slots.one + 1, dtype=torch.float64, **move)
         self._targets: list[Piece] = []
+        self._decay_set: dict[int, Tensor | float] = {}
+        self._thresholds: tuple[Tensor, Tensor] | None = None
         self._kernels = load_kernels(self.device)
         self._tables: Any = None
         self._captured: list[Any] = []
@@ -106,18 +109,23 @@ class Sweep:
         found = self._find_states(optimizer)
         if found is None or not self._aim(found[0]):
             return False
-        for group, value in decay.items():
-            self.decay[group].fill_(value)
+        if self.device.type != "cpu" or decay != self._decay_set:  # a captured graph sets what it was captured with
+            self._decay_set = decay
+            for group, value in decay.items():
+                self.decay[group].fill_(value)
+            self._thresholds = None
         if self._step_with_kernels_(*found, ok, guard):
             return True
+        if self._thresholds is None:
+            others = 1 / (1 + self.decay[self._of_other])
+            self._thresholds = self.decay[self._of_coupling][:, None] * self.gauge, others
         norms = self._norms()
-        finite = norms.sum().isfinite()
         if self.device.type == "cpu":
-            if not finite:
+            if not math.isfinite(norms.sum().item()):
                 return False
         else:
-            ok = guard.count_weights(finite, ok)
-        torch.index_select(self._factors(norms, ok).to(self.dtype), 0, self._slots, out=self._values)
+            ok = guard.count_weights(norms.sum().isfinite(), ok)
+        torch.index_select(self._factors(norms, self._thresholds, ok).to(self.dtype), 0, self._slots, out=self._values)
         torch._foreach_mul_([p.view(x) for p, x in zip(*found, strict=True)], self._views)
         return True
 
@@ -149,7 +157,7 @@ class Sweep:
                 self._kernels = None
                 return False
             groups, skipped = (self._of_coupling, self._of_other), guard.counter(self.device)
-            self._tables.multiply_(self.gauge, self.decay, groups, self.limit, ok, skipped, self.v_norm)
+            self._tables.multiply_(tensors, self.gauge, self.decay, groups, self.limit, ok, skipped, self.v_norm)
         return True
 
     def _find_states(self, optimizer: Optimizer) -> tuple[list[Piece], list[Tensor]] | None:
@@ -181,27 +189,29 @@ class Sweep:
             sums.index_put_((self._measured,), squares, accumulate=True)
         return sums[: slots.other].view(2, slots.couplings, slots.most).sqrt()
 
-    def _factors(self, norms: Tensor, ok: Tensor | None) -> Tensor:
+    def _factors(self, norms: Tensor, thresholds: tuple[Tensor, Tensor], ok: Tensor | None) -> Tensor:
         """The factor of every slot."""
-        w, v = norms
-        shrink = shrink_factor(v, self.decay[self._of_coupling][:, None] * self.gauge)
+        (w, v), (threshold, others) = norms, thresholds
+        shrink = shrink_factor(v, threshold)
         torch.mul(v, shrink, out=self.v_norm)
-        layer, behind = self._balance((self.gauge * self.v_norm).sum(1))
+        layer, *behind = self._balance((self.gauge * self.v_norm).sum(1))
         parts = [
             normalize_factor(w, self.gauge).flatten(),
             (shrink * layer[:, None]).flatten(),
-            1 / (1 + self.decay[self._of_other]),
-            behind,
-            *(factor**power for power in self.layout.slots.powers for factor in (layer, behind)),
+            others,
+            *behind,
             self._one,
         ]
         factors = torch.cat(parts)
         return factors if ok is None else torch.where(ok, factors, 1)
 
-    def _balance(self, totals: Tensor) -> tuple[Tensor, Tensor]:
-        """By coupling: what its v is multiplied by, and the biases behind it."""
-        if not self._chains.numel():
-            return torch.ones_like(totals), torch.ones_like(totals)
-        due, behind = layer_factors(torch.cat([totals, self._one])[self._chains], self.limit, self._there)
-        due, behind = (torch.cat([x.flatten(), self._one])[self._place] for x in (due, behind))
-        return due, behind
+    def _balance(self, totals: Tensor) -> tuple[Tensor, ...]:
+        """`layer_factors` for all chains at once. By coupling: what v is multiplied by, the biases behind, the states.
+
+        A dead coupling counts as tiny, so that its chain is left as it is, as by any other that is far too small.
+        """
+        log = totals.clamp_min(torch.finfo(totals.dtype).tiny).log()
+        step = self._even @ log
+        unsound = self._linked @ (step.abs() > math.log(self.limit)).double()
+        step = torch.where(unsound > 0, 0, step)
+        return (self._exponents @ step).exp().split(self.layout.slots.couplings)
