@@ -7,6 +7,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import pathprox
+import pathprox.sweep
 from networks import attached, batch, chain, train
 from pathprox import find_units
 from pathprox.experiments.models import VGG
@@ -135,3 +136,106 @@ def test_a_model_on_the_gpu_shrinks_there_and_no_random_state_is_touched():
     assert torch.equal(torch.cuda.get_rng_state(), state)
     assert sum(p.numel() for p in small.parameters()) < 0.6 * sum(p.numel() for p in model.parameters())
     torch.testing.assert_close(small(x), model(x), rtol=1e-3, atol=1e-4)
+
+
+def wide_vgg(batch_norm: bool = False, last: bool = True):
+    model = VGG((70, 70, "M", 140, 140, "M", 12, "A"), batch_norm=batch_norm)
+    return model.to(memory_format=torch.channels_last) if last else model
+
+
+NETWORKS = {
+    "a chain": (lambda: chain(8, 150, 70, 300, 40, 30, 4), (64, 8)),
+    "one coupling": (lambda: chain(8, 33, 4), (64, 8)),
+    "VGG": (lambda: wide_vgg(last=False), (4, 3, 32, 32)),
+    "VGG, channels last": (wide_vgg, (4, 3, 32, 32)),
+    "VGG with batch norm": (lambda: wide_vgg(batch_norm=True), (4, 3, 32, 32)),
+}
+
+
+def trained(name, make, steps, fast=True, weight_decay=0.01):
+    torch.manual_seed(0)
+    build, shape = NETWORKS[name]
+    model, x, y = build(), torch.randn(shape), torch.randint(0, 4, shape[:1])
+    units = find_units(model.double(), x[:1].double())
+    model.cuda()
+    optimizer = MAKERS[make](model.parameters(), fused=True)
+    prox = pathprox.PathProx(units, weight_decay).attach(optimizer)
+    prox._fast = fast
+    train(model, optimizer, (x.double().cuda(), y.cuda()), steps)
+    return model, optimizer, prox
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("make", ["SGD", "momentum", "AdamW"])
+def test_the_kernels_take_the_steps_of_the_general_path(name, make):
+    pytest.importorskip("triton")
+    (model, _, prox), (twin, _, _) = (trained(name, make, 20, fast) for fast in (True, False))
+    assert prox._sweep._tables is not None
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
+    prox.check()
+
+
+@pytest.mark.parametrize("make", ["momentum", "AdamW"])
+def test_without_triton_torch_does_the_same(make, monkeypatch):
+    model, _, _ = trained("a chain", make, 20)
+    monkeypatch.setattr(pathprox.sweep, "load_kernels", lambda device: None)
+    twin, _, prox = trained("a chain", make, 20)
+    assert prox._sweep is not None
+    assert prox._sweep._tables is None
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_same_run_twice_is_the_same_bit_for_bit(name):
+    """So replicas stay equal. The gradients are given, for those of cuDNN may differ."""
+    found = []
+    for _ in range(2):
+        model, optimizer, _ = trained(name, "momentum", 0)
+        torch.manual_seed(1)
+        for _ in range(10):
+            for p in model.parameters():
+                p.grad = torch.empty_like(p).copy_(torch.randn(p.shape))
+            optimizer.step()
+        found.append(model.state_dict())
+    for key, value in found[0].items():
+        assert torch.equal(value, found[1][key])
+
+
+@pytest.mark.parametrize("make", ["SGD", "momentum"])
+def test_a_step_captured_in_a_cuda_graph_is_the_same(make):
+    found = []
+    for captured in (True, False):
+        model, optimizer, prox = trained("a chain", make, 3)
+        for p in model.parameters():
+            p.grad = torch.ones_like(p) / 100
+        if captured:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                optimizer.step()
+            prox.load_state_dict(prox.state_dict())  # drops what was laid out; the graph must not care
+            torch.cuda.empty_cache()
+        for _ in range(10):
+            graph.replay() if captured else optimizer.step()
+        found.append(model.state_dict())
+        prox.check()
+    for key, value in found[0].items():
+        torch.testing.assert_close(value, found[1][key], rtol=1e-9, atol=1e-12)
+
+
+def test_a_graph_counts_and_undoes_steps_that_are_not_finite():
+    model, optimizer, prox = trained("a chain", "momentum", 3)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p) / 100
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        optimizer.step()
+    before = copy.deepcopy(model.state_dict())
+    model[2].weight.grad[0, 0] = torch.nan
+    graph.replay()
+    graph.replay()
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, before[key])
+    with pytest.raises(FloatingPointError, match=r"2 step\(s\)"):
+        prox.check()

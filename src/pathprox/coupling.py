@@ -41,7 +41,8 @@ class Coupling:
 
 @dataclass(frozen=True)
 class Plan:
-    key: frozenset[int]
+    key: tuple[tuple[int, ...], ...]
+    """The parameters that are trained, by id, in each group of the optimizer."""
     couplings: list[Coupling]
     others: list[Slice]
     chains: list[Chain]

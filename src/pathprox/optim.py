@@ -11,10 +11,12 @@ from torch.optim import Optimizer
 
 from pathprox.balance import balance_chain_, find_links, layer_factors, rescale_, scale_, scale_state_
 from pathprox.coupling import Coupling, Plan, common
+from pathprox.layout import UnfitError, make_layout
 from pathprox.prox import metric_soft_threshold, normalize_factor, shrink_factor
 from pathprox.regularizer import Regularizer
 from pathprox.shrink import shrink_
 from pathprox.slices import Slice
+from pathprox.sweep import Sweep, capturing
 from pathprox.units import UnitGroup, Units
 
 HELD = 1e-6
@@ -85,6 +87,12 @@ class PathProx(Regularizer):
             for group in units.couplings
         ]
         self._plan: Plan | None = None
+        self._sweep: Sweep | None = None
+        self._unfit: Plan | None = None
+        self._captured: list[Sweep] = []
+        """Those whose addresses a CUDA graph knows: they must not go."""
+        self._fast = True
+        """Whether to take the fast path where there is one; tests compare the two."""
         self._ok: Tensor | None = None
         self.shrink_every = shrink_every
         self.patience = patience
@@ -96,14 +104,32 @@ class PathProx(Regularizer):
     def _after_step_(self, ok: Tensor | None) -> None:
         self._ok = None
         plan = self._make_plan()
-        self._measure(plan, ok)
-        for c in plan.couplings:
-            self._threshold_v_(c)
-            self._project_w_(c)
-        for s in plan.others:
-            self._decay_(s, torch.ones(1, device=self._parameter(s).device))
-        self._balance_(plan)
+        if not self._sweep_(plan, ok):
+            self._measure(plan, ok)
+            for c in plan.couplings:
+                self._threshold_v_(c)
+                self._project_w_(c)
+            for s in plan.others:
+                self._decay_(s, torch.ones(1, device=self._parameter(s).device))
+            self._balance_(plan)
         self._count_asleep(plan)
+
+    def _sweep_(self, plan: Plan, ok: Tensor | None) -> bool:
+        """The whole algorithm at once, where every unit takes one factor (see `Sweep`); else False."""
+        groups = self.optimizer.param_groups
+        if self._rule.per_weight and not all(map(self._is_decoupled, groups)):
+            return False
+        sweep = self._find_sweep(plan)
+        if sweep is None or not sweep.layout.stepping <= self._stepping:
+            return False
+        first = sweep.layout.pieces[0].parameter
+        decay = {i: self._step_size(first, groups[i]) * self.weight_decay for i in sweep.layout.used}
+        if not sweep.step_(decay, self.optimizer, ok, self._guard):
+            return False
+        if self.shrink_every is not None:
+            for c, norms in zip(plan.couplings, sweep.v_norm, strict=True):
+                c.v_norm = norms[: len(c.group)]
+        return True
 
     def _threshold_v_(self, c: Coupling) -> None:
         """v <- (1 - step * weight_decay * |w| / |v|)_+ v, or the same in the optimizer's metric.
@@ -280,12 +306,12 @@ class PathProx(Regularizer):
     def _make_plan(self) -> Plan:
         """Which couplings are penalised; made anew when parameters were frozen, thawed or given to the optimizer."""
         self._trained = self._options()
-        key = frozenset(self._trained)
+        key = tuple(tuple(id(p) for p in g["params"] if p.requires_grad) for g in self.optimizer.param_groups)
         if self._plan is None or self._plan.key != key:
             inside = {s.name for c in self._couplings for s in c.group.bias} if self.bias else set()
 
             def free(s: Slice) -> bool:
-                return id(self._parameter(s)) in key
+                return id(self._parameter(s)) in self._trained
 
             couplings = [c for c in self._couplings if all(map(free, c.group.out))]
             chosen = {id(c.group) for c in couplings}
@@ -302,7 +328,28 @@ class PathProx(Regularizer):
                     self.units, lambda group: id(group) in chosen, lambda s: free(s) and s.name not in inside
                 )
             self._plan = Plan(key, couplings, self.units.others([c.group for c in couplings]), chains)
+            self._sweep = None
         return self._plan
+
+    def _find_sweep(self, plan: Plan) -> Sweep | None:
+        """The plan laid out in memory, made anew when that has changed; None where the fast path does not apply."""
+        if not self._fast or plan is self._unfit or any(c.waiting for c in plan.couplings):
+            return None
+        gauges = [c.gauge for c in plan.couplings if c.gauge is not None]
+        if self._sweep is None or not self._sweep.is_valid(gauges):
+            if capturing():
+                return None
+            group_of = {number: i for i, numbers in enumerate(plan.key) for number in numbers}
+            try:
+                layout = make_layout(
+                    plan.couplings, plan.others, plan.chains, self._parameter, group_of, self._rule.powers
+                )
+                self._sweep = Sweep(layout, gauges, BALANCE_LIMIT)
+            except UnfitError:
+                self._sweep, self._unfit = None, plan
+        if capturing() and self._sweep is not None and self._sweep not in self._captured:
+            self._captured.append(self._sweep)
+        return self._sweep
 
     def _fold_(self, c: Coupling, gradients: bool = False) -> None:
         """Bring w to norm 1 and pay with v: the function stays. A unit with w = 0 has to wait until it has grown."""
@@ -379,6 +426,9 @@ class PathProx(Regularizer):
             c.asleep = state.get("asleep", {}).get(name, torch.zeros(len(c.group), dtype=torch.int64)).clone()
         self._steps = state.get("steps", 0)
         self._plan = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_plan": None, "_sweep": None, "_unfit": None, "_captured": []}
 
     def _names(self) -> dict[str, Coupling]:
         return {f"{i}: {c.group.name}": c for i, c in enumerate(self._couplings)}

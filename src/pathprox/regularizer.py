@@ -35,7 +35,7 @@ class Regularizer(ABC):
         """Whether the penalty goes around the optimizer's metric, as in AdamW. None: as the optimizer's own would."""
         self._optimizer: Optimizer | None = None
         self._guard = Guard()
-        self._known: dict[str, int] = {}
+        self._known: dict[str, nn.Parameter] = {}
         self._stepping: set[int] = set()
         self._handles: list[Any] = []
         self._kept = units.kept
@@ -65,7 +65,7 @@ class Regularizer(ABC):
         if self._optimizer is not None:
             raise RuntimeError(f"this {type(self).__name__} is already attached to an optimizer. Call detach() first.")
         rule_for(optimizer)
-        self._refuse_unfit(optimizer)
+        self._refuse_unfit(optimizer, dict(self.units.model.named_parameters()))
         self._optimizer = optimizer
         try:
             with torch.no_grad():
@@ -80,7 +80,7 @@ class Regularizer(ABC):
         """Let the optimizer go its own way again."""
         for handle in self._handles:
             handle.remove()
-        self._handles, self._optimizer = [], None
+        self._handles, self._optimizer, self._known = [], None, {}
 
     def check(self) -> None:
         """Raise if a gradient was not finite since the last call. (On the CPU the step itself raises.)"""
@@ -95,14 +95,14 @@ class Regularizer(ABC):
         return self._optimizer
 
     def _hook(self) -> None:
-        self._known = {name: id(p) for name, p in self.units.model.named_parameters()}
+        self._known = dict(self.units.model.named_parameters(remove_duplicate=False))
         self._handles = [
             self.optimizer.register_step_pre_hook(self._before),
             self.optimizer.register_step_post_hook(self._after),
         ]
 
-    def _refuse_unfit(self, optimizer: Optimizer) -> None:
-        names = {id(p): name for name, p in self.units.model.named_parameters()}
+    def _refuse_unfit(self, optimizer: Optimizer, named: dict[str, nn.Parameter]) -> None:
+        names = {id(p): name for name, p in named.items()}
         mine = [(names[id(p)], p, group) for group in optimizer.param_groups for p in group["params"] if id(p) in names]
         if not mine:
             raise ValueError(
@@ -147,13 +147,13 @@ class Regularizer(ABC):
     def _prepare_gradients(self) -> None:
         named = dict(self.units.model.named_parameters())
         for name, p in named.items():
-            if self._known.get(name) != id(p):
+            if self._known.get(name) is not p:
                 raise RuntimeError(
                     f"{name} is another parameter than when {type(self).__name__} was attached, so the optimizer does "
                     "not train it. Load weights without assign=True; after any other replacement make a new optimizer "
                     "and attach again."
                 )
-        self._refuse_unfit(self.optimizer)
+        self._refuse_unfit(self.optimizer, named)
         self._notice_removal()
         self._guard.before(self.optimizer, {id(p): name for name, p in named.items()})
         self._stepping = {id(p) for p in named.values() if p.grad is not None}
@@ -194,6 +194,8 @@ class Regularizer(ABC):
         return step.reshape(()) if isinstance(step, Tensor) and step.numel() == 1 else step
 
     def _parameter(self, s: Slice) -> nn.Parameter:
+        if s.name in self._known:  # looking through the modules takes its time
+            return self._known[s.name]
         parameter = self.units.tensor(s.name)
         assert isinstance(parameter, nn.Parameter)
         return parameter

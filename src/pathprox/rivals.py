@@ -36,6 +36,7 @@ class GradientPenalty(Regularizer):
     def _add_gradient_(self) -> None:
         trained = self._options()
         scale = getattr(self.optimizer, "grad_scale", None)  # set where a fused optimizer unscales the gradients itself
+        sums: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
         for s, piece in self._subgradients():
             parameter = self._parameter(s)
             if parameter.grad is None or id(parameter) not in trained:
@@ -45,9 +46,12 @@ class GradientPenalty(Regularizer):
                     f"the gradient of {s.name} is sparse, and {type(self).__name__} adds to all of it. "
                     "Make the embedding with sparse=False, or use PathProx."
                 )
-            sign = -1 if trained[id(parameter)].get("maximize") else 1
-            piece = piece * (self.weight_decay * sign)
-            s.view(parameter.grad).add_(piece if scale is None else piece * scale)
+            factor = -self.weight_decay if trained[id(parameter)].get("maximize") else self.weight_decay
+            gradients, pieces = sums.setdefault(factor, ([], []))
+            gradients.append(s.view(parameter.grad))
+            pieces.append(piece if scale is None else piece * scale)
+        for factor, (gradients, pieces) in sums.items():
+            torch._foreach_add_(gradients, pieces, alpha=factor)
 
     def _weights(self) -> Iterator[tuple[Slice, Tensor]]:
         """Every penalised weight, by the rows of its layer."""

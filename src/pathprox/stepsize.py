@@ -32,6 +32,8 @@ class Rule:
     """How far an adaptive optimizer moves a weight at most, about, in a step; None where nothing bounds it."""
     decoupled: Callable[[Options], bool] = lambda options: bool(options.get("decoupled_weight_decay", False))
     """Whether the optimizer's own weight decay is of the decoupled kind."""
+    per_weight: bool = True
+    """Whether the step size may be another one for every weight; if not, it does not need the state."""
 
 
 def _sgd(options: Options, state: State) -> Tensor | float:
@@ -101,7 +103,7 @@ def _lr(options: Options) -> Any:
 _MOMENTS = {"exp_avg": -1, "exp_avg_sq": -2, "max_exp_avg_sq": -2}
 
 RULES: dict[type[optim.Optimizer], Rule] = {
-    optim.SGD: Rule(_sgd, {"momentum_buffer": -1}),
+    optim.SGD: Rule(_sgd, {"momentum_buffer": -1}, per_weight=False),
     optim.AdamW: Rule(_adam, _MOMENTS, _lr, decoupled=lambda options: True),
     optim.Adam: Rule(_adam, _MOMENTS, _lr),
     optim.NAdam: Rule(_nadam, _MOMENTS, _lr),

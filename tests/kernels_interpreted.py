@@ -1,0 +1,81 @@
+"""Run by test_fast_step.py with TRITON_INTERPRET=1: the kernels, on the CPU, against the operations of torch."""
+
+import copy
+
+import torch
+
+from networks import chain, train
+from pathprox import kernels, sweep
+from test_fast_step import NETWORKS, OPTIMIZERS, assert_alike, attached, data_for
+
+
+def pair_of(model, data, make, steps, **options):
+    """(model, optimizer, PathProx) twice, trained with the kernels and without."""
+    found = []
+    for on in (True, False):
+        twin = copy.deepcopy(model)
+        optimizer, prox = attached(twin, data[0], make, 0.05, **options)
+        prox._fast = on
+        train(twin, optimizer, data, steps)
+        found.append((twin, optimizer, prox))
+    assert found[0][2]._sweep._tables is not None
+    return found
+
+
+def every_network_takes_the_same_steps() -> None:
+    for name, build in NETWORKS.items():
+        for make in ("momentum", "AdamW"):
+            data = data_for(name)
+            assert_alike(*pair_of(build().double(), data, OPTIMIZERS[make], 4))
+
+
+def matrices_larger_than_a_tile() -> None:
+    model, data = chain(8, 150, 70, 300, 4), data_for("", torch.float32)
+    assert_alike(*pair_of(model, data, OPTIMIZERS["SGD"], 5), rtol=1e-4, atol=1e-6)
+
+
+def groups_with_several_rates() -> None:
+    def by_layer(parameters):
+        parameters = list(parameters)
+        return OPTIMIZERS["SGD"]([{"params": parameters[i : i + 4], "lr": 0.01 * (i + 1)} for i in range(0, 12, 4)])
+
+    assert_alike(*pair_of(chain(8, 12, 10, 9, 8, 7, 4).double(), data_for(""), by_layer, 10))
+
+
+def a_step_that_does_not_count_changes_nothing() -> None:
+    model, data = chain(8, 12, 10, 9, 4).double(), data_for("")
+    (_, optimizer, prox), _ = pair_of(model, data, OPTIMIZERS["momentum"], 3)
+    live = prox.units.model
+    for ok, value, skipped in ((False, 0.5, 0), (True, torch.nan, 1), (None, torch.inf, 2), (False, torch.nan, 2)):
+        with torch.no_grad():
+            live[0].weight[0, 0] = value
+        before = copy.deepcopy((live.state_dict(), optimizer.state_dict()))
+        prox._after_step_(None if ok is None else torch.tensor(ok))
+        torch.testing.assert_close((live.state_dict(), optimizer.state_dict()), before, rtol=0, atol=0, equal_nan=True)
+        assert int(prox._guard.counter(torch.device("cpu"))) == skipped
+    with torch.no_grad():
+        live[0].weight[0, 0] = 0.5
+    prox._after_step_(torch.tensor(True))
+    assert abs(float(live[0].weight[0].norm()) - 1) < 1e-12
+
+
+def moved_parameters_and_new_state_are_followed() -> None:
+    model, data = chain(8, 12, 10, 9, 4).double(), data_for("")
+    pair = pair_of(model, data, OPTIMIZERS["momentum"], 3)
+    for one, optimizer, _ in pair:
+        for p in one.parameters():
+            p.data = p.data.clone()
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        train(one, optimizer, data, 3)
+    assert_alike(*pair)
+
+
+if __name__ == "__main__":
+    sweep.load_kernels = lambda device: kernels  # also where there is no GPU
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    every_network_takes_the_same_steps()
+    matrices_larger_than_a_tile()
+    groups_with_several_rates()
+    a_step_that_does_not_count_changes_nothing()
+    moved_parameters_and_new_state_are_followed()
