@@ -69,8 +69,8 @@ def stepper(make: Callable[[], nn.Module], shape: tuple[int, ...], kind: str, mo
     with torch.cuda.graph(graph):
         optimizer.step()
     swept = False
-    if prox is not None and prox._sweep is not None:
-        swept, layout = prox._sweep._tables is not None, prox._sweep.layout
+    if prox is not None and prox._fused is not None:
+        swept, layout = prox._fused._tables is not None, prox._fused.layout
         sizes = [p.parameter.numel() for p in layout.pieces]
         states = sum(p.parameter.numel() for p in layout.states) if momentum else 0
         moved += 4 * (sum(sizes[: layout.measured]) + 2 * sum(sizes) + 2 * states)

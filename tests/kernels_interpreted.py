@@ -5,7 +5,7 @@ import copy
 import torch
 
 from networks import chain, train
-from pathprox import kernels, sweep
+from pathprox import fused, kernels
 from test_fast_step import NETWORKS, OPTIMIZERS, assert_alike, attached, data_for
 
 
@@ -18,7 +18,7 @@ def pair_of(model, data, make, steps, **options):
         prox._fast = on
         train(twin, optimizer, data, steps)
         found.append((twin, optimizer, prox))
-    assert found[0][2]._sweep._tables is not None
+    assert found[0][2]._fused._tables is not None
     return found
 
 
@@ -71,7 +71,7 @@ def moved_parameters_and_new_state_are_followed() -> None:
 
 
 if __name__ == "__main__":
-    sweep.load_kernels = lambda device: kernels  # also where there is no GPU
+    fused.load_kernels = lambda device: kernels  # also where there is no GPU
     torch.set_num_threads(1)
     torch.manual_seed(0)
     every_network_takes_the_same_steps()

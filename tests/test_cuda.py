@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import pathprox
-import pathprox.sweep
+import pathprox.fused
 from networks import attached, batch, chain, train
 from pathprox import find_units
 from pathprox.experiments.models import VGG
@@ -139,7 +139,7 @@ def test_a_model_on_the_gpu_shrinks_there_and_no_random_state_is_touched():
 
 
 def wide_vgg(batch_norm: bool = False, last: bool = True):
-    model = VGG((70, 70, "M", 140, 140, "M", 12, "A"), batch_norm=batch_norm)
+    model = VGG((70, 70, "M", 140, 140, "M", 12, "M", "A", "A"), batch_norm=batch_norm)
     return model.to(memory_format=torch.channels_last) if last else model
 
 
@@ -170,7 +170,7 @@ def trained(name, make, steps, fast=True, weight_decay=0.01):
 def test_the_kernels_take_the_steps_of_the_general_path(name, make):
     pytest.importorskip("triton")
     (model, _, prox), (twin, _, _) = (trained(name, make, 20, fast) for fast in (True, False))
-    assert prox._sweep._tables is not None
+    assert prox._fused._tables is not None
     for a, b in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
     prox.check()
@@ -179,10 +179,10 @@ def test_the_kernels_take_the_steps_of_the_general_path(name, make):
 @pytest.mark.parametrize("make", ["momentum", "AdamW"])
 def test_without_triton_torch_does_the_same(make, monkeypatch):
     model, _, _ = trained("a chain", make, 20)
-    monkeypatch.setattr(pathprox.sweep, "load_kernels", lambda device: None)
+    monkeypatch.setattr(pathprox.fused, "load_kernels", lambda device: None)
     twin, _, prox = trained("a chain", make, 20)
-    assert prox._sweep is not None
-    assert prox._sweep._tables is None
+    assert prox._fused is not None
+    assert prox._fused._tables is None
     for a, b in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
 

@@ -118,8 +118,8 @@ def assert_alike(fast, slow, rtol=1e-7, atol=1e-8, used=True):
         for key, value in fast[1].state[a].items():
             if isinstance(value, torch.Tensor):
                 torch.testing.assert_close(value, slow[1].state[b][key], rtol=rtol, atol=atol)
-    assert (fast[2]._sweep is not None) == used
-    assert slow[2]._sweep is None
+    assert (fast[2]._fused is not None) == used
+    assert slow[2]._fused is None
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -164,7 +164,7 @@ def test_it_agrees_with_the_reference_in_float32(momentum):
         twin.zero_grad()
         cross_entropy(twin(x), y).backward()
         reference.step()
-    assert prox._sweep is not None
+    assert prox._fused is not None
     for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5)
 
@@ -176,7 +176,7 @@ def test_units_that_cannot_be_rescaled_take_the_general_path():
     optimizer = optim.SGD(model.parameters(), lr=0.1)
     prox = PathProx(units, 0.01).attach(optimizer)
     train(model, optimizer, (x, y), 3)
-    assert prox._sweep is None
+    assert prox._fused is None
 
 
 @pytest.mark.parametrize("make", ["momentum", "AdamW"])
@@ -322,15 +322,15 @@ def test_what_is_not_finite_is_an_error_before_anything_is_overwritten(fast):
         optimizer.step()
 
 
-def test_the_sweep_is_not_copied_and_the_copy_makes_its_own():
+def test_the_fused_step_is_not_copied_and_the_copy_makes_its_own():
     model, data = chain(8, 12, 10, 9, 4), data_for("", torch.float32)
     optimizer, prox = attached(model, data[0], OPTIMIZERS["momentum"])
     train(model, optimizer, data, 3)
     other = copy.deepcopy(prox)
-    assert other._sweep is None
+    assert other._fused is None
     train(other.units.model, other.optimizer, data, 5)
     train(model, optimizer, data, 5)
-    assert other._sweep is not None
+    assert other._fused is not None
     for a, b in zip(model.parameters(), other.units.model.parameters(), strict=True):
         assert torch.equal(a, b)
 

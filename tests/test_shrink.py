@@ -187,3 +187,26 @@ def test_random_networks_shrink_exactly(part):
             smaller += numel(check(model, x, homogeneous_only=seed % 2 == 0)) < full
     assert smaller >= 8
     assert pathprox.shrink is shrink
+
+
+def test_tf32_is_off_while_a_removal_is_tried_and_as_it_was_afterwards():
+    seen = set()
+
+    def forward(self, x):
+        seen.add(torch.backends.cuda.matmul.fp32_precision)
+        return self.b(torch.relu(self.a(x)))
+
+    model, x = Net(forward, a=nn.Linear(4, 8), b=nn.Linear(8, 3)), torch.randn(2, 4)
+    units = find_units(model, x)
+    with torch.no_grad():
+        model.b.weight[:, :3] = 0
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    try:
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+        seen.clear()
+        assert shrink(model, units).a.out_features == 5
+        assert "ieee" in seen
+        assert torch.backends.cuda.matmul.allow_tf32
+        assert torch.backends.cudnn.allow_tf32
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before

@@ -116,6 +116,20 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def exact() -> Iterator[None]:
+    """Products in full float32: tf32, if someone has allowed it, rounds by more than what tells two functions apart."""
+    switches: Any = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    before = [switch.fp32_precision for switch in switches]
+    try:
+        for switch in switches:
+            switch.fp32_precision = "ieee"
+        yield
+    finally:
+        for switch, value in zip(switches, before, strict=True):
+            switch.fp32_precision = value
+
+
+@contextmanager
 def seeded(seed: int, *models: nn.Module) -> Iterator[None]:
     """The same random numbers every time, from torch, Python and numpy; their states are left as they were.
 

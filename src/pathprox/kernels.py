@@ -1,4 +1,4 @@
-"""The sweep on a GPU: four kernels for all weights, however many layers there are.
+"""The fused step on a GPU: four kernels for all weights, however many layers there are.
 
 `_measure` sums squares in tiles, `_combine` adds a unit's sums in a fixed order (no atomics, so that replicas stay
 equal bit for bit), `_decide` turns norms into factors, and `_scale` multiplies. Addresses and sizes are in tables on

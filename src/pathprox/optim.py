@@ -11,12 +11,12 @@ from torch.optim import Optimizer
 
 from pathprox.balance import balance_chain_, find_links, layer_factors, rescale_, scale_, scale_state_
 from pathprox.coupling import Coupling, Plan, common
+from pathprox.fused import FusedStep, capturing
 from pathprox.layout import UnfitError, make_layout
 from pathprox.prox import metric_soft_threshold, normalize_factor, shrink_factor
 from pathprox.regularizer import Regularizer
 from pathprox.shrink import shrink_
 from pathprox.slices import Slice
-from pathprox.sweep import Sweep, capturing
 from pathprox.units import UnitGroup, Units
 
 HELD = 1e-6
@@ -87,9 +87,9 @@ class PathProx(Regularizer):
             for group in units.couplings
         ]
         self._plan: Plan | None = None
-        self._sweep: Sweep | None = None
+        self._fused: FusedStep | None = None
         self._unfit: Plan | None = None
-        self._captured: list[Sweep] = []
+        self._captured: list[FusedStep] = []
         """Those whose addresses a CUDA graph knows: they must not go."""
         self._fast = True
         """Whether to take the fast path where there is one; tests compare the two."""
@@ -104,7 +104,7 @@ class PathProx(Regularizer):
     def _after_step_(self, ok: Tensor | None) -> None:
         self._ok = None
         plan = self._make_plan()
-        if not self._sweep_(plan, ok):
+        if not self._fused_(plan, ok):
             self._measure(plan, ok)
             for c in plan.couplings:
                 self._threshold_v_(c)
@@ -114,20 +114,20 @@ class PathProx(Regularizer):
             self._balance_(plan)
         self._count_asleep(plan)
 
-    def _sweep_(self, plan: Plan, ok: Tensor | None) -> bool:
-        """The whole algorithm at once, where every unit takes one factor (see `Sweep`); else False."""
+    def _fused_(self, plan: Plan, ok: Tensor | None) -> bool:
+        """The whole algorithm at once, where every unit takes one factor (see `FusedStep`); else False."""
         groups = self.optimizer.param_groups
         if self._rule.per_weight and not all(map(self._is_decoupled, groups)):
             return False
-        sweep = self._find_sweep(plan)
-        if sweep is None or not sweep.layout.stepping <= self._stepping:
+        fused = self._find_fused(plan)
+        if fused is None or not fused.layout.stepping <= self._stepping:
             return False
-        first = sweep.layout.pieces[0].parameter
-        decay = {i: self._step_size(first, groups[i]) * self.weight_decay for i in sweep.layout.used}
-        if not sweep.step_(decay, self.optimizer, ok, self._guard):
+        first = fused.layout.pieces[0].parameter
+        decay = {i: self._step_size(first, groups[i]) * self.weight_decay for i in fused.layout.used}
+        if not fused.step_(decay, self.optimizer, ok, self._guard):
             return False
         if self.shrink_every is not None:
-            for c, norms in zip(plan.couplings, sweep.v_norm, strict=True):
+            for c, norms in zip(plan.couplings, fused.v_norm, strict=True):
                 c.v_norm = norms[: len(c.group)]
         return True
 
@@ -328,15 +328,15 @@ class PathProx(Regularizer):
                     self.units, lambda group: id(group) in chosen, lambda s: free(s) and s.name not in inside
                 )
             self._plan = Plan(key, couplings, self.units.others([c.group for c in couplings]), chains)
-            self._sweep = None
+            self._fused = None
         return self._plan
 
-    def _find_sweep(self, plan: Plan) -> Sweep | None:
+    def _find_fused(self, plan: Plan) -> FusedStep | None:
         """The plan laid out in memory, made anew when that has changed; None where the fast path does not apply."""
         if not self._fast or plan is self._unfit or any(c.waiting for c in plan.couplings):
             return None
         gauges = [c.gauge for c in plan.couplings if c.gauge is not None]
-        if self._sweep is None or not self._sweep.is_valid(gauges):
+        if self._fused is None or not self._fused.is_valid(gauges):
             if capturing():
                 return None
             group_of = {number: i for i, numbers in enumerate(plan.key) for number in numbers}
@@ -344,12 +344,12 @@ class PathProx(Regularizer):
                 layout = make_layout(
                     plan.couplings, plan.others, plan.chains, self._parameter, group_of, self._rule.powers
                 )
-                self._sweep = Sweep(layout, gauges, BALANCE_LIMIT)
+                self._fused = FusedStep(layout, gauges, BALANCE_LIMIT)
             except UnfitError:
-                self._sweep, self._unfit = None, plan
-        if capturing() and self._sweep is not None and self._sweep not in self._captured:
-            self._captured.append(self._sweep)
-        return self._sweep
+                self._fused, self._unfit = None, plan
+        if capturing() and self._fused is not None and self._fused not in self._captured:
+            self._captured.append(self._fused)
+        return self._fused
 
     def _fold_(self, c: Coupling, gradients: bool = False) -> None:
         """Bring w to norm 1 and pay with v: the function stays. A unit with w = 0 has to wait until it has grown."""
@@ -428,7 +428,7 @@ class PathProx(Regularizer):
         self._plan = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_plan": None, "_sweep": None, "_unfit": None, "_captured": []}
+        return {**super().__getstate__(), "_plan": None, "_fused": None, "_unfit": None, "_captured": []}
 
     def _names(self) -> dict[str, Coupling]:
         return {f"{i}: {c.group.name}": c for i, c in enumerate(self._couplings)}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
-from pathprox.copies import Inputs, copy_of, double, evaluating, fit, seeded, shaken
+from pathprox.copies import Inputs, copy_of, double, evaluating, exact, fit, seeded, shaken
 from pathprox.dead import silence_
 from pathprox.units import UnitGroup, Units
 
@@ -97,7 +97,7 @@ def _undone(model: nn.Module) -> Iterator[None]:
 
 def _run(model: nn.Module, inputs: Inputs) -> list[Tensor]:
     """What a model returns, as far as it is tensors."""
-    with evaluating(model), seeded(0, model):
+    with evaluating(model), seeded(0, model), exact():
         return [leaf for leaf in tree_leaves(model(*inputs[0], **inputs[1])) if isinstance(leaf, Tensor)]
 
 

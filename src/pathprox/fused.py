@@ -40,7 +40,7 @@ def capturing() -> bool:
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
-class Sweep:
+class FusedStep:
     """A plan's weights and biases, and how to take all of them through one step."""
 
     def __init__(self, layout: Layout, gauges: Sequence[Tensor], limit: float) -> None:
