@@ -129,9 +129,9 @@ def assert_alike(fast, slow, rtol=1e-7, atol=1e-8, used=True):
         ("SGD", {}),
         ("momentum", {}),
         ("momentum", {"bias": True}),
-        ("Nesterov", {"balance": False}),
+        pytest.param("Nesterov", {"balance": False}, marks=pytest.mark.slow),
         ("AdamW", {}),
-        ("tensor lr", {}),
+        pytest.param("tensor lr", {}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
