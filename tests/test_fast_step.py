@@ -128,7 +128,7 @@ def assert_alike(fast, slow, rtol=1e-7, atol=1e-8, used=True):
     [
         ("SGD", {}),
         ("momentum", {}),
-        ("momentum", {"bias": True}),
+        pytest.param("momentum", {"bias": True}, marks=pytest.mark.slow),
         pytest.param("Nesterov", {"balance": False}, marks=pytest.mark.slow),
         ("AdamW", {}),
         pytest.param("tensor lr", {}, marks=pytest.mark.slow),
