@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 from corrupting import ALL_CIFAR, SEVERITIES, assert_same_files, digits, labels, loaded, photos, random
+from pathprox.experiments import data
 from pathprox.experiments.corruptions import (
+    CIFAR10_C,
+    CIFAR10_C_EXTRA,
     MNIST_C,
     cifar,
     make,
@@ -19,6 +22,13 @@ from pathprox.experiments.corruptions import (
     mnist,
     weather,
 )
+
+
+def test_what_is_made_is_what_is_read():
+    """The names stand twice, since reading a set must not need what making one does."""
+    assert tuple(MNIST_C) == data.MNIST_C
+    assert tuple(CIFAR10_C) == data.CIFAR10_C
+    assert tuple(CIFAR10_C_EXTRA) == data.CIFAR10_C_EXTRA
 
 
 def test_mnist_c_has_the_layout_of_the_published_set(tmp_path):

@@ -109,11 +109,11 @@ def layer_factors(totals: Tensor, limit: float = math.inf) -> tuple[Tensor, Tens
 
     The product is what the activations behind that coupling have become larger by; it ends at 1, so the function is
     unchanged. A chain with a dead coupling has no balance, and nothing is changed; nor if a factor would exceed
-    ``limit``.
+    ``limit``. Totals (couplings, n) are those of n networks, each by itself.
     """
     log = totals.log()
-    step = log.mean() - log
-    sound = step.isfinite().all() & (step.abs().max() <= math.log(limit))
+    step = log.mean(0) - log
+    sound = step.isfinite().all(0) & (step.abs().amax(0) <= math.log(limit))
     step = torch.where(sound, step, 0)
     return step.exp(), step.cumsum(0).exp()
 

@@ -189,40 +189,27 @@ class Batch:
     # The end.
 
     def _finish(self) -> Iterator[Record]:
-        spoiled = self._corrupted()
+        best = self.stack.holding(self.best)
+        spoiled = self._corrupted(best)
         for i, record in enumerate(self.records):
             if record.status != DIVERGED:
                 record.status = DONE
                 record.final |= {"best": best_look(record), "last": last_looks(record)}
                 if spoiled:
                     record.final["corrupted"] = spoiled[i]
-                record.final["size"] = size(self._restored(i, self.best_stack()))
+                record.final["size"] = size(self._restored(i, best))
             record.write(self.work.folder)
             yield record
 
-    def best_stack(self) -> Stack:
-        """The same networks with the weights that each had at its best validation accuracy."""
-        stack = Stack.__new__(Stack)
-        stack.__dict__.update(self.stack.__dict__)
-        count = len(self.stack.weights)
-        stack.weights, stack.biases = self.best[:count], self.best[count:]  # type: ignore[assignment]
-        return stack
-
-    def _corrupted(self) -> list[dict[str, Any]]:
+    def _corrupted(self, best: Stack) -> list[dict[str, Any]]:
         """For each cell what a single run would record."""
-        name = self.recipe.corrupted
-        if name is None:
-            return []
-        best, last, count = self.best_stack(), self.stack, len(self.records)
 
-        def both(split: Split) -> list[float]:
+        def both(split: Split) -> list[tuple[float, float]]:
             images = self.eyes.fixed(split)
-            return [*self._accuracy(images, best).tolist(), *self._accuracy(images, last).tolist()]
+            return list(zip(*(self._accuracy(images, s).tolist() for s in (best, self.stack)), strict=True))
 
-        found = on_corrupted(name, self.work.data_dir, both)
-        if "absent" in found[0]:
-            return found * count
-        return [found[i] | {"last_mean": found[count + i]["mean"]} for i in range(count)]
+        found = on_corrupted(self.recipe.corrupted, self.work.data_dir, both) if self.recipe.corrupted else []
+        return found * len(self.records) if len(found) == 1 else found
 
     def _restored(self, i: int, stack: Stack) -> Loop:
         """A single network again, with its units."""

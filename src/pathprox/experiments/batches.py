@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -84,7 +86,7 @@ class Fixed:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def parts(self, size: int = 2500) -> list[tuple[Tensor, Tensor]]:
-        """Images, normalised, and labels."""
-        pairs = zip(self._images.split(size), self.labels.split(size), strict=True)
-        return [(normalized(x, self._data.mean, self._data.std), y) for x, y in pairs]
+    def parts(self, size: int = 2500) -> Iterator[tuple[Tensor, Tensor]]:
+        """Images, normalised when their turn comes, and labels."""
+        for x, y in zip(self._images.split(size), self.labels.split(size), strict=True):
+            yield normalized(x, self._data.mean, self._data.std), y

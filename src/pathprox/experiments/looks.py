@@ -63,34 +63,46 @@ class Looks:
         model.train()
         return 100 * float(right) / len(images)
 
-    def corrupted(self, model: nn.Module, name: str, folder: Path | None) -> dict[str, Any]:
-        """The accuracy on each corruption (all severities together) and its mean; or why there is none."""
-        return on_corrupted(name, folder, lambda split: [self.accuracy(model, self.fixed(split))])[0]
+    def corrupted(self, best: nn.Module, last: nn.Module, name: str, folder: Path | None) -> dict[str, Any]:
+        """What the best network and the last one make of the corrupted test images, which are read once."""
+
+        def both(split: Split) -> list[tuple[float, float]]:
+            images = self.fixed(split)
+            return [(self.accuracy(best, images), self.accuracy(last, images))]
+
+        return on_corrupted(name, folder, both)[0]
 
     def fixed(self, split: Split) -> Fixed:
         return Fixed(self._data, split, self._setting.device)
 
     def lipschitz(self, model: nn.Module) -> list[float]:
         """Sorted local Lipschitz constants on the first test images, with few digits."""
-        x = torch.cat([x for x, _ in self.test.parts()])[:LIPSCHITZ_IMAGES]
+        x, _ = next(self.test.parts(LIPSCHITZ_IMAGES))
         return [float(f"{v:.4g}") for v in sorted(pathprox.local_lipschitz(model, x).tolist())]
 
 
-def on_corrupted(name: str, folder: Path | None, of: Callable[[Split], list[float]]) -> list[dict[str, Any]]:
-    """What is seen on a corrupted set, for as many networks as ``of`` gives accuracies; or once why there is none."""
+def on_corrupted(
+    name: str, folder: Path | None, of: Callable[[Split], list[tuple[float, float]]]
+) -> list[dict[str, Any]]:
+    """What is seen on a corrupted set, for as many runs as ``of`` gives accuracies of the best and the last network.
+
+    The best one's on each corruption (all severities together), on each severity, and their mean; of the last one the
+    mean. Or, once for all runs, why there is nothing to see.
+    """
     try:
         sets = corrupted(name, folder)
     except FileNotFoundError:  # its message names a folder of this machine, which is nothing for a record
-        return [{"name": name, "absent": f"not in the data folder; `pathprox data make {name}` makes it"}]
+        absent = f"not in the data folder; `pathprox data make {name}` makes it"
+        return [{"name": name, "absent": absent, "last_mean": None}]
     seen = [(label.partition("/"), of(split)) for label, split in sets.parts()]
     found = []
     for i in range(len(seen[0][1])):
         each: dict[str, list[float]] = {}
         severities: dict[str, list[float]] = {}
         for (corruption, _, severity), accuracies in seen:
-            each.setdefault(corruption, []).append(accuracies[i])
+            each.setdefault(corruption, []).append(accuracies[i][0])
             if severity:
-                severities.setdefault(severity, []).append(accuracies[i])
+                severities.setdefault(severity, []).append(accuracies[i][0])
         found.append(
             {
                 "name": name,
@@ -99,6 +111,7 @@ def on_corrupted(name: str, folder: Path | None, of: Callable[[Split], list[floa
                 "mean": fmean(map(fmean, each.values())),
                 "each": {k: fmean(v) for k, v in each.items()},
                 "severities": {k: fmean(v) for k, v in severities.items()},
+                "last_mean": fmean(accuracies[i][1] for _, accuracies in seen),
             }
         )
     return found

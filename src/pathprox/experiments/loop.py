@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD
 
 import pathprox
+from pathprox.balance import scale_
 from pathprox.experiments.recipes import METHODS, Recipe
 
 PRECISIONS = ("float32", "tf32", "bf16")
@@ -68,8 +69,7 @@ class Mask:
         for group, alive in zip(self.groups, self.alive, strict=True):
             alive &= (self.units.norm(group.into) > 0) & (self.units.norm(group.out) > 0)
             for s in group.out:
-                weight = self.units.tensor(s.name).detach()
-                s.scale_(weight, alive.to(weight))
+                scale_(self.units, s, alive)
 
 
 class Loop:

@@ -7,7 +7,7 @@ to agree with them.
 
 from __future__ import annotations
 
-import math
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import pathprox
-from pathprox.balance import find_links
+from pathprox.balance import find_links, layer_factors
 from pathprox.experiments.models import MLP
 from pathprox.optim import BALANCE_LIMIT
 from pathprox.prox import normalize_factor, shrink_factor
@@ -58,11 +58,11 @@ class Stack:
             return nn.Parameter(torch.stack([t.detach() for t in tensors]).to(device))
 
         layers = list(zip(*(model.layers for model in models), strict=True))
-        self.weights = [stacked([layer.weight for layer in same]) for same in layers]
-        self.biases = [stacked([layer.bias for layer in same]) for same in layers]
+        self.weights: list[Tensor] = [stacked([layer.weight for layer in same]) for same in layers]
+        self.biases: list[Tensor] = [stacked([layer.bias for layer in same]) for same in layers]
 
     @property
-    def parameters(self) -> list[nn.Parameter]:
+    def parameters(self) -> list[Tensor]:
         return [*self.weights, *self.biases]
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -73,6 +73,13 @@ class Stack:
             if i < len(self.weights) - 1 and not (self._factorized and i % 2):
                 h = torch.relu(h)
         return h
+
+    def holding(self, parameters: Sequence[Tensor]) -> Stack:
+        """The same networks with other weights and biases."""
+        other = copy.copy(self)
+        count = len(self.weights)
+        other.weights, other.biases = list(parameters[:count]), list(parameters[count:])
+        return other
 
     def state(self, i: int) -> dict[str, Tensor]:
         """The state dict of one network."""
@@ -163,7 +170,9 @@ def prox_(stack: Stack, threshold: Tensor, balance: bool) -> None:
     norms = stack.norms()
     shrink = [shrink_factor(v, threshold.unsqueeze(1)) for _, v in norms]
     totals = torch.stack([(v * s).sum(1) for (_, v), s in zip(norms, shrink, strict=True)])
-    due, behind = layer_factors(totals, balance)
+    due = behind = torch.ones_like(totals)
+    if balance:
+        due, behind = (factors.to(totals) for factors in layer_factors(totals.double(), BALANCE_LIMIT))
     for i, (a, b) in enumerate(stack.plan.pairs):
         stack.weights[a].mul_(normalize_factor(norms[i][0]).unsqueeze(2))
         stack.weights[b].mul_((shrink[i] * due[i].unsqueeze(1)).unsqueeze(1))
@@ -172,15 +181,6 @@ def prox_(stack: Stack, threshold: Tensor, balance: bool) -> None:
             stack.biases[j].mul_(factor.unsqueeze(1))
     for j in stack.plan.others:
         stack.weights[j].div_((1 + threshold).view(-1, 1, 1))
-
-
-def layer_factors(totals: Tensor, balance: bool) -> tuple[Tensor, Tensor]:
-    """`pathprox.balance.layer_factors` for totals (couplings, n): each network by itself."""
-    log = totals.double().log()
-    step = log.mean(0) - log
-    sound = step.isfinite().all(0) & (step.abs().amax(0) <= math.log(BALANCE_LIMIT))
-    step = torch.where(sound & balance, step, 0)
-    return step.exp().to(totals), step.cumsum(0).exp().to(totals)
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import statistics
 import time
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import pathprox
+from pathprox.balance import scale_
 from pathprox.experiments.batches import Batches
 from pathprox.experiments.data import Dataset, load, normalized
 from pathprox.experiments.looks import Looks, size
@@ -154,7 +156,7 @@ class Run:
         self._save()
 
     def _finish(self) -> Iterator[None]:
-        record, recipe, last = self.record, self.recipe, _copy(self.loop.model)
+        record, recipe = self.record, self.recipe
         record.final["best"], record.final["last"] = best_look(record), last_looks(record)
         if recipe.snapshots:
             train = self.batches.points()
@@ -162,14 +164,12 @@ class Run:
         if recipe.prune:
             yield from self._prune()
             return
-        if recipe.corrupted:
-            last_mean = self.eyes.corrupted(self.loop.model, recipe.corrupted, self.data_dir).get("mean")
-            self.loop.model.load_state_dict(self.best)
-            found = self.eyes.corrupted(self.loop.model, recipe.corrupted, self.data_dir)
-            record.final["corrupted"] = {**found, "last_mean": last_mean}
+        last = copy.deepcopy(self.loop.model)
         self.loop.model.load_state_dict(self.best)
+        if recipe.corrupted:
+            record.final["corrupted"] = self.eyes.corrupted(self.loop.model, last, recipe.corrupted, self.data_dir)
         record.final["size"] = size(self.loop)
-        self.loop.model.load_state_dict(last)
+        self.loop.model.load_state_dict(last.state_dict())
 
     # Task 5.
 
@@ -200,8 +200,7 @@ class Run:
         with torch.no_grad():
             for group, alive in zip(whole.groups, masks, strict=True):
                 for s in group.out:
-                    weight = whole.units.tensor(s.name).detach()
-                    s.scale_(weight, alive.to(weight))
+                    scale_(whole.units, s, alive)
         if not all(bool(alive.any()) for alive in masks):
             return whole, left, False
         small = pathprox.shrink(whole.model, whole.units).cpu()
