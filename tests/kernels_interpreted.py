@@ -15,10 +15,10 @@ def pair_of(model, data, make, steps, **options):
     for on in (True, False):
         twin = copy.deepcopy(model)
         optimizer, prox = attached(twin, data[0], make, 0.05, **options)
-        prox._fast = on
+        prox._fast.on = on
         train(twin, optimizer, data, steps)
         found.append((twin, optimizer, prox))
-    assert found[0][2]._fused._tables is not None
+    assert found[0][2]._fast.step.tables is not None
     return found
 
 
@@ -27,6 +27,34 @@ def every_network_takes_the_same_steps() -> None:
         for make in ("momentum", "AdamW"):
             data = data_for(name)
             assert_alike(*pair_of(build().double(), data, OPTIMIZERS[make], 4))
+
+
+def sgd_leaves_its_step_to_the_kernels() -> None:
+    for options in ({}, {"momentum": 0.9}, {"momentum": 0.8, "nesterov": True}, {"momentum": 0.5, "dampening": 0.3}):
+        for name in NETWORKS if options == {"momentum": 0.9} else ("VGG", "a chain"):
+            data = data_for(name)
+            pair = pair_of(
+                NETWORKS[name]().double(), data, lambda p, o=options: torch.optim.SGD(p, lr=0.02, fused=True, **o), 5
+            )
+            assert_alike(*pair)
+            assert pair[0][2]._fast.step.whole is not None, name
+
+
+def a_gradient_that_is_not_finite_changes_nothing() -> None:
+    """Neither in a layer with units, nor in the last bias, which no unit owns."""
+    model, data = chain(8, 12, 10, 9, 4).double(), data_for("")
+    (_, optimizer, prox), _ = pair_of(model, data, lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9, fused=True), 3)
+    live = prox.units.model
+    for skipped, parameter in enumerate((live[0].weight, live[-1].bias), start=1):
+        before = copy.deepcopy((live.state_dict(), optimizer.state_dict()))
+        parameter.grad.view(-1)[0] = torch.inf
+        optimizer.step()
+        torch.testing.assert_close((live.state_dict(), optimizer.state_dict()), before, rtol=0, atol=0)
+        assert int(prox._guard.counter(torch.device("cpu"))) == skipped
+        parameter.grad.view(-1)[0] = 0.1
+    optimizer.step()
+    assert not torch.equal(live[0].weight, before[0]["0.weight"])
+    assert not hasattr(optimizer, "found_inf")
 
 
 def matrices_larger_than_a_tile() -> None:
@@ -75,6 +103,8 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.manual_seed(0)
     every_network_takes_the_same_steps()
+    sgd_leaves_its_step_to_the_kernels()
+    a_gradient_that_is_not_finite_changes_nothing()
     matrices_larger_than_a_tile()
     groups_with_several_rates()
     a_step_that_does_not_count_changes_nothing()

@@ -8,8 +8,10 @@ from torch.nn.functional import cross_entropy
 
 import pathprox
 import pathprox.fused
+import test_fast_step
 from networks import attached, batch, chain, train
 from pathprox import find_units
+from pathprox.experiments.loop import Replay
 from pathprox.experiments.models import VGG
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -160,7 +162,7 @@ def trained(name, make, steps, fast=True, weight_decay=0.01):
     model.cuda()
     optimizer = MAKERS[make](model.parameters(), fused=True)
     prox = pathprox.PathProx(units, weight_decay).attach(optimizer)
-    prox._fast = fast
+    prox._fast.on = fast
     train(model, optimizer, (x.double().cuda(), y.cuda()), steps)
     return model, optimizer, prox
 
@@ -170,10 +172,61 @@ def trained(name, make, steps, fast=True, weight_decay=0.01):
 def test_the_kernels_take_the_steps_of_the_general_path(name, make):
     pytest.importorskip("triton")
     (model, _, prox), (twin, _, _) = (trained(name, make, 20, fast) for fast in (True, False))
-    assert prox._fused._tables is not None
+    assert prox._fast.step.tables is not None
+    assert (prox._fast.step.whole is not None) == (make != "AdamW")
     for a, b in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
     prox.check()
+
+
+@pytest.mark.parametrize("name", test_fast_step.NETWORKS)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}, {"momentum": 0.5, "dampening": 0.2}],
+    ids=str,
+)
+def test_a_hundred_steps_that_sgd_leaves_to_the_kernels(name, options):
+    pytest.importorskip("triton")
+    model, (x, y) = test_fast_step.NETWORKS[name]().double(), test_fast_step.data_for(name)
+    pair = []
+    for fast in (True, False):
+        twin = copy.deepcopy(model)
+        units = find_units(twin, x)
+        optimizer = torch.optim.SGD(twin.cuda().parameters(), lr=0.01, fused=True, **options)
+        prox = pathprox.PathProx(units, 0.05).attach(optimizer)
+        prox._fast.on = fast
+        train(twin, optimizer, (x.cuda(), y.cuda()), 100)
+        pair.append((twin, optimizer, prox))
+    assert pair[0][2]._fast.step.whole is not None
+    test_fast_step.assert_alike(*pair)
+
+
+def test_a_graph_counts_sleeping_units_and_is_recorded_anew_when_they_are_removed():
+    """Steps replayed, with removals between them, end where eager steps with the same removals do."""
+    found = []
+    for captured in (True, False):
+        torch.manual_seed(0)
+        model, (x, y) = chain(8, 60, 50, 4).double(), batch()
+        units = find_units(model, x.double())
+        optimizer = torch.optim.SGD(model.cuda().parameters(), lr=0.1, fused=True)
+        prox = pathprox.PathProx(units, 0.06, shrink_every=10**6, patience=10).attach(optimizer)
+        data, removed = (x.double().cuda(), y.cuda()), []
+
+        def step(x, y, model=model, optimizer=optimizer):
+            optimizer.zero_grad()
+            cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+        for _ in range(3):
+            run = Replay(step) if captured else step
+            for _ in range(60):
+                run(*data)
+            removed.append(prox.remove_settled())
+        found.append((removed, [p.detach().clone() for p in model.parameters()]))
+    assert found[0][0] == found[1][0]
+    assert found[0][0][0] > 0
+    for a, b in zip(found[0][1], found[1][1], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("make", ["momentum", "AdamW"])
@@ -181,8 +234,8 @@ def test_without_triton_torch_does_the_same(make, monkeypatch):
     model, _, _ = trained("a chain", make, 20)
     monkeypatch.setattr(pathprox.fused, "load_kernels", lambda device: None)
     twin, _, prox = trained("a chain", make, 20)
-    assert prox._fused is not None
-    assert prox._fused._tables is None
+    assert prox._fast.step is not None
+    assert prox._fast.step.tables is None
     for a, b in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
 

@@ -106,7 +106,7 @@ def twins(model, data, make, weight_decay=0.05, **options):
     for fast in (True, False):
         twin = copy.deepcopy(model)
         optimizer, prox = attached(twin, data[0], make, weight_decay, **options)
-        prox._fast = fast
+        prox._fast.on = fast
         found.append((twin, optimizer, prox))
     return found
 
@@ -118,8 +118,8 @@ def assert_alike(fast, slow, rtol=1e-7, atol=1e-8, used=True):
         for key, value in fast[1].state[a].items():
             if isinstance(value, torch.Tensor):
                 torch.testing.assert_close(value, slow[1].state[b][key], rtol=rtol, atol=atol)
-    assert (fast[2]._fused is not None) == used
-    assert slow[2]._fused is None
+    assert (fast[2]._fast.step is not None) == used
+    assert slow[2]._fast.step is None
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -164,7 +164,7 @@ def test_it_agrees_with_the_reference_in_float32(momentum):
         twin.zero_grad()
         cross_entropy(twin(x), y).backward()
         reference.step()
-    assert prox._fused is not None
+    assert prox._fast.step is not None
     for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5)
 
@@ -176,7 +176,7 @@ def test_units_that_cannot_be_rescaled_take_the_general_path():
     optimizer = optim.SGD(model.parameters(), lr=0.1)
     prox = PathProx(units, 0.01).attach(optimizer)
     train(model, optimizer, (x, y), 3)
-    assert prox._fused is None
+    assert prox._fast.step is None
 
 
 @pytest.mark.parametrize("make", ["momentum", "AdamW"])
@@ -306,7 +306,7 @@ def test_a_step_that_a_grad_scaler_skips():
 def test_what_is_not_finite_is_an_error_before_anything_is_overwritten(fast):
     model, data = chain(8, 12, 4), data_for("", torch.float32)
     optimizer, prox = attached(model, data[0], lambda p: optim.SGD(p, lr=0.1, momentum=0.9))
-    prox._fast = fast
+    prox._fast.on = fast
     train(model, optimizer, data, 2)
     before = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
     for bad in (torch.nan, torch.inf, -torch.inf):
@@ -327,10 +327,10 @@ def test_the_fused_step_is_not_copied_and_the_copy_makes_its_own():
     optimizer, prox = attached(model, data[0], OPTIMIZERS["momentum"])
     train(model, optimizer, data, 3)
     other = copy.deepcopy(prox)
-    assert other._fused is None
+    assert other._fast.step is None
     train(other.units.model, other.optimizer, data, 5)
     train(model, optimizer, data, 5)
-    assert other._fused is not None
+    assert other._fast.step is not None
     for a, b in zip(model.parameters(), other.units.model.parameters(), strict=True):
         assert torch.equal(a, b)
 

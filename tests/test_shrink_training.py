@@ -221,6 +221,8 @@ def test_bad_settings_are_refused():
     units = find_units(chain(4, 6, 2), torch.randn(1, 4))
     with pytest.raises(ValueError, match="shrink_every must be a number of steps"):
         PathProx(units, 0.1, shrink_every=0)
+    with pytest.raises(ValueError, match="counted only with shrink_every"):
+        PathProx(units, 0.1).remove_settled()
     with pytest.raises(ValueError, match="found in another model"):
         shrink_(chain(4, 6, 2), units)
 

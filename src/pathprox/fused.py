@@ -3,25 +3,30 @@
 With one step size for a whole parameter (SGD; AdamW, whose decay is decoupled) the projection, the threshold, the decay
 and the balance each multiply a unit's weights by a number. So the weights are read once, for the norms; the factors are
 worked out together, on vectors with one entry a unit; and the weights are multiplied once. On a GPU with Triton these
-are four kernels for all layers (`pathprox.kernels`), elsewhere a few operations of torch for each.
+are four kernels for all layers (`pathprox.kernels`), elsewhere a few operations of torch for each. Fused SGD on such a
+GPU leaves its own step to the same kernels, which saves it a pass over the memory.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from pathprox.guard import Guard
 from pathprox.layout import Layout, Piece, UnfitError
 from pathprox.prox import normalize_factor, shrink_factor
+from pathprox.tiles import Address, Tables
+
+Decay = Mapping[int, Tensor | float]
+"""step * weight_decay of each parameter group that is needed."""
 
 
 def load_kernels(device: torch.device) -> ModuleType | None:
@@ -79,12 +84,18 @@ class FusedStep:
         self._measured = torch.cat([p.slots for p in pieces]).to(**move)
         self._square_sums = torch.zeros(slots.one + 1, dtype=torch.float64, **move)
         self._targets: list[Piece] = []
-        self._decay_set: dict[int, Tensor | float] = {}
+        self._decay_set: Decay = {}
         self._thresholds: tuple[Tensor, Tensor] | None = None
         self._kernels = load_kernels(self.device)
-        self._tables: Any = None
-        self._captured: list[Any] = []
-        """Tables whose addresses a CUDA graph knows: they must not go."""
+        if self._kernels is not None and slots.couplings > self._kernels.WIDEST:
+            self._kernels = None
+        self.tables: Tables | None = None
+        """For the kernels, after the optimizer's step."""
+        self.whole: Tables | None = None
+        """For the kernels that take the optimizer's step as well."""
+        self._captured: list[Tables] = []
+        """Tables that a CUDA graph knows: they must not go."""
+        self._skip = torch.ones(1, **move)
 
     def _by_position(self, pieces: Sequence[Piece]) -> tuple[Tensor, list[Tensor]]:
         """One number for each position of these pieces, and the same as views to multiply each piece with."""
@@ -100,7 +111,7 @@ class FusedStep:
         same = len(gauges) == len(self.gauges) and all(a is b for a, b in zip(gauges, self.gauges, strict=True))
         return same and self._sign() == self._signature
 
-    def step_(self, decay: dict[int, Tensor | float], optimizer: Optimizer, ok: Tensor | None, guard: Guard) -> bool:
+    def step_(self, decay: Decay, optimizer: Optimizer, ok: Tensor | None, guard: Guard) -> bool:
         """Take all weights through one step; ``decay`` is step * weight_decay for each parameter group.
 
         False, and nothing is changed, where the general path has to do it: the optimizer's memory does not lie as the
@@ -109,13 +120,13 @@ class FusedStep:
         found = self._find_states(optimizer)
         if found is None or not self._aim(found[0]):
             return False
+        if self._step_with_kernels_(*found, decay, ok, guard):
+            return True
         if self.device.type != "cpu" or decay != self._decay_set:  # a captured graph sets what it was captured with
             self._decay_set = decay
             for group, value in decay.items():
                 self.decay[group].fill_(value)
             self._thresholds = None
-        if self._step_with_kernels_(*found, ok, guard):
-            return True
         if self._thresholds is None:
             others = 1 / (1 + self.decay[self._of_other])
             self._thresholds = self.decay[self._of_coupling][:, None] * self.gauge, others
@@ -139,26 +150,92 @@ class FusedStep:
             self._slots = torch.cat([p.slots for p in pieces]).to(self.device)
         return True
 
-    def _step_with_kernels_(self, pieces: list[Piece], tensors: list[Tensor], ok: Tensor | None, guard: Guard) -> bool:
+    def _step_with_kernels_(
+        self, pieces: list[Piece], tensors: list[Tensor], decay: Decay, ok: Tensor | None, guard: Guard
+    ) -> bool:
         """The same on a GPU with Triton; False without."""
-        if self._kernels is None or self.layout.slots.couplings > self._kernels.WIDEST:
+        if self._kernels is None:
             return False
+        if self.tables is None or self.tables.made_of is not self._targets:
+            if capturing():
+                return False
+            self.tables = Tables(self.layout, self._targets, [0] * len(pieces))
+        rates = [[decay.get(group, 0.0), *[0.0] * 7] for group in range(self.tables.groups)]
+        return self._launch_(self.tables, [(x.data_ptr(), 0, 0) for x in tensors], rates, tensors, ok, guard)
+
+    def _launch_(
+        self,
+        tables: Tables,
+        addresses: list[Address],
+        rates: list[list[Tensor | float]],
+        changed: list[Tensor],
+        ok: Tensor | None,
+        guard: Guard,
+    ) -> bool:
+        assert self._kernels is not None
         with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
-            if self._tables is None or not self._tables.fit(tensors):
-                if capturing():
-                    return False
-                self._tables = self._kernels.Tables(self.layout, pieces, tensors)
-            if capturing() and self._tables not in self._captured:
-                self._captured.append(self._tables)
+            if not tables.send(addresses, rates, capturing()):
+                return False
+            if capturing() and tables not in self._captured:
+                self._captured.append(tables)
             try:
-                self._tables.measure()
+                self._kernels.launch(
+                    tables, self.gauge, self.v_norm, math.log(self.limit), ok, guard.counter(self.device)
+                )
             except Exception as error:
                 warnings.warn(f"Triton cannot build PathProx's kernels, so steps are slower: {error}", stacklevel=2)
                 self._kernels = None
                 return False
-            groups, skipped = (self._of_coupling, self._of_other), guard.counter(self.device)
-            self._tables.multiply_(tensors, self.gauge, self.decay, groups, self.limit, ok, skipped, self.v_norm)
+        torch.autograd.graph.increment_version(changed)  # which kernels do not do by themselves
         return True
+
+    # The optimizer's own step with it.
+
+    def take_over(self, optimizer: Optimizer) -> bool:
+        """Before the step: whether the kernels will take it. If so, the optimizer is told to skip its own."""
+        if self._kernels is None or self.tables is None or type(optimizer) is not SGD or not _is_plain(optimizer):
+            return False  # the first step shows whether the kernels can be built
+        if capturing() and (self.whole is None or not self.whole.can_be_captured):
+            return False
+        if self.whole is None:
+            self.whole = self._make_whole(optimizer)
+        if self.whole is None or _memory_of(self.whole.made_of, optimizer) is None:
+            return False
+        optimizer.found_inf = self._skip  # type: ignore[attr-defined]
+        return True
+
+    def give_back(self, optimizer: Optimizer) -> None:
+        """After the step: the next one is the optimizer's again."""
+        if getattr(optimizer, "found_inf", None) is self._skip:
+            del optimizer.found_inf  # type: ignore[attr-defined]
+
+    def whole_step_(self, decay: Decay, optimizer: Optimizer, guard: Guard) -> bool:
+        """After a step that the optimizer has skipped."""
+        assert self.whole is not None
+        memory = _memory_of(self.whole.made_of, optimizer)
+        assert memory is not None
+        weights = [p.parameter.detach() for p in self.whole.made_of]
+        addresses = [
+            (x.data_ptr(), g.data_ptr(), 0 if m is None else m.data_ptr())
+            for x, (g, m) in zip(weights, memory, strict=True)
+        ]
+        rates = [[decay.get(i, 0.0), *_sgd_rates(group)] for i, group in enumerate(optimizer.param_groups)]
+        changed = weights + [m for _, m in memory if m is not None]
+        return self._launch_(self.whole, addresses, rates, changed, None, guard)
+
+    def _make_whole(self, optimizer: Optimizer) -> Tables | None:
+        """Tables of all that the optimizer trains: what the layout does not name has the factor 1."""
+        groups = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
+        named = {id(p.parameter) for p in self.layout.pieces}
+        rest = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in named]
+        one = torch.tensor([self.layout.slots.one])
+        pieces = [*self.layout.pieces, *(Piece(p, (1, 1, p.numel()), True, one) for p in rest)]
+        largest = max(p.parameter.numel() for p in pieces)
+        fine = all((p.dtype, p.device) == (self.dtype, self.device) and _is_dense(p) and p.requires_grad for p in rest)
+        if not fine or largest >= 2**31 or any(id(p.parameter) not in groups for p in pieces):
+            return None
+        momentum = bool(optimizer.param_groups[0]["momentum"])
+        return Tables(self.layout, pieces, [groups[id(p.parameter)] for p in pieces], sgd=True, momentum=momentum)
 
     def _find_states(self, optimizer: Optimizer) -> tuple[list[Piece], list[Tensor]] | None:
         """All that is multiplied."""
@@ -215,3 +292,42 @@ class FusedStep:
         unsound = self._linked @ (step.abs() > math.log(self.limit)).double()
         step = torch.where(unsound > 0, 0, step)
         return (self._exponents @ step).exp().split(self.layout.slots.couplings)
+
+
+def _is_plain(optimizer: Optimizer) -> bool:
+    """Whether all groups of SGD are fused and of one kind, and no GradScaler is at work."""
+    groups = optimizer.param_groups
+    scaled = any(getattr(optimizer, name, None) is not None for name in ("found_inf", "grad_scale"))
+    alike = len({bool(group["momentum"]) for group in groups}) == 1
+    return alike and not scaled and all(group["fused"] and not group["differentiable"] for group in groups)
+
+
+def _memory_of(pieces: Sequence[Piece], optimizer: Optimizer) -> list[tuple[Tensor, Tensor | None]] | None:
+    """The gradient and the momentum of each piece; None if one is missing or does not lie as the weights do."""
+    momentum = bool(optimizer.param_groups[0]["momentum"])
+    found: list[tuple[Tensor, Tensor | None]] = []
+    for p in pieces:
+        x, gradient = p.parameter, p.parameter.grad
+        buffer = optimizer.state.get(x, {}).get("momentum_buffer") if momentum else None
+        for tensor in (gradient, buffer) if momentum else (gradient,):
+            if tensor is None or tensor.layout != torch.strided or tensor.stride() != x.stride():
+                return None
+            if (tensor.dtype, tensor.device) != (x.dtype, x.device):
+                return None
+        assert gradient is not None
+        found.append((gradient, buffer))
+    return found
+
+
+def _sgd_rates(group: Mapping[str, Any]) -> list[Tensor | float]:
+    """lr, momentum, 1 - dampening, weight decay, sign, and how much of gradient and momentum the weights move by."""
+    momentum, nesterov, lr = group["momentum"], group["nesterov"], group["lr"]
+    lr = float(lr) if isinstance(lr, Tensor) and lr.device.type == "cpu" else lr
+    sign = -1.0 if group["maximize"] else 1.0
+    mix = (1.0, momentum) if nesterov else (0.0, 1.0)
+    return [lr, momentum, 1.0 - group["dampening"], group["weight_decay"], sign, *mix]
+
+
+def _is_dense(x: Tensor) -> bool:
+    """Whether its numbers fill one stretch of memory, in any order."""
+    return torch.ops.aten.is_non_overlapping_and_dense(x.detach()) if x.numel() else False

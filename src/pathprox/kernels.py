@@ -1,15 +1,15 @@
 """The fused step on a GPU: four kernels for all weights, however many layers there are.
 
 `_measure` sums squares in tiles, `_combine` adds a unit's sums in a fixed order (no atomics, so that replicas stay
-equal bit for bit), `_decide` turns norms into factors, and `_scale` multiplies. Addresses and sizes are in tables on
-the device, made once; nothing waits for the host, so a step can be captured in a CUDA graph.
+equal bit for bit) and turns its norms into factors, `_decide` balances the layers and says whether the step counts, and
+`_apply` multiplies. With ``SGD`` the weights that are measured are those that the optimizer's step would lead to, and
+`_apply` takes that step: nothing is written before all is known to be finite. Sizes are in tables on the device, made
+once; addresses and rates are sent again when they change. Nothing waits for the host, so a step can be captured in a
+CUDA graph.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -17,107 +17,235 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pathprox.layout import Layout, Piece
+from pathprox.tiles import BLOCK, COLUMNS, ROWS, Tables
 
-ROWS, COLUMNS = 64, 128
-"""The size of a tile."""
+WARPS = 4
 WIDEST = 128
 """The most couplings that `_decide`, a single program, can relate to each other."""
-BY_ROW, BY_COLUMN, WHOLE = 0, 1, 2
-"""What a factor belongs to: a row, a column (of a batch of rows), or all of a tensor."""
 
 
 @triton.jit
-def _tile(pieces, tiles, tile, dtype: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """A tile's addresses, which of them are in the tensor, and where the slots of its rows or columns are."""
+def _place(pieces, tiles, tile, top, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ALIGNED: tl.constexpr):
+    """Some rows of a tile: offsets in its tensor, which of them are in it, rows and columns, and which of those are."""
     piece = pieces + 4 * tl.load(tiles + 5 * tile)
-    rows = tl.load(tiles + 5 * tile + 1) + tl.arange(0, ROWS)
-    columns = tl.load(tiles + 5 * tile + 3) + tl.arange(0, COLUMNS)
-    width = tl.load(piece + 1)
-    offsets = rows.to(tl.int64)[:, None] * width + columns[None, :]
+    rows = tl.load(tiles + 5 * tile + 1) + top + tl.arange(0, ROWS)
+    left, width, count = tl.load(tiles + 5 * tile + 3), tl.load(piece), tl.load(piece + 1)
+    if ALIGNED:
+        left, width, count = tl.multiple_of(left, 16), tl.multiple_of(width, 4), tl.multiple_of(count, 4)
+    columns = left + tl.arange(0, COLUMNS)
+    offsets = rows[:, None] * width + columns[None, :]
     row_inside, column_inside = rows < tl.load(tiles + 5 * tile + 2), columns < width
-    inside = row_inside[:, None] & column_inside[None, :] & (offsets < tl.load(piece + 2))
-    pointers = tl.load(piece).to(tl.pointer_type(dtype)) + offsets
-    first = tl.load(tiles + 5 * tile + 4)
-    return pointers, inside, first + rows, row_inside, first + columns, column_inside, first, tl.load(piece + 3)
+    inside = row_inside[:, None] & column_inside[None, :] & (offsets < count)
+    return offsets, inside, rows, row_inside, columns, column_inside
 
 
 @triton.jit
-def _measure(pieces, tiles, partial, dtype: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """The sums of squares of a tile's rows or columns, in float64."""
+def _at(addresses, tiles, tile, which: tl.constexpr, dtype: tl.constexpr, ALIGNED: tl.constexpr):
+    """Where a tile's weights (0), their gradients (1) or their momentum (2) begin."""
+    begin = tl.load(addresses + 4 * tl.load(tiles + 5 * tile) + which).to(tl.pointer_type(dtype))
+    if ALIGNED:
+        begin = tl.multiple_of(begin, 16)
+    return begin
+
+
+@triton.jit
+def _moved(
+    pieces,
+    addresses,
+    rates,
+    tiles,
+    tile,
+    offsets,
+    inside,
+    dtype: tl.constexpr,
+    SGD: tl.constexpr,
+    MOMENTUM: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    """The weights, and their momentum, after the step of SGD; without ``SGD`` the weights as they are."""
+    p = tl.load(_at(addresses, tiles, tile, 0, dtype, ALIGNED) + offsets, mask=inside, other=0)
+    m = p
+    if SGD:
+        rate = rates + 8 * tl.load(pieces + 4 * tl.load(tiles + 5 * tile) + 3)
+        g = tl.load(_at(addresses, tiles, tile, 1, dtype, ALIGNED) + offsets, mask=inside, other=0)
+        g = tl.load(rate + 5).to(dtype) * g + tl.load(rate + 4).to(dtype) * p
+        if MOMENTUM:
+            m = tl.load(_at(addresses, tiles, tile, 2, dtype, ALIGNED) + offsets, mask=inside, other=0)
+            m = tl.load(rate + 2).to(dtype) * m + tl.load(rate + 3).to(dtype) * g
+            g = tl.load(rate + 6).to(dtype) * g + tl.load(rate + 7).to(dtype) * m
+        p -= tl.load(rate + 1).to(dtype) * g
+    return p, m
+
+
+@triton.jit
+def _measure_tile(
+    pieces,
+    addresses,
+    rates,
+    tiles,
+    partial,
+    bad,
+    measured,
+    dtype: tl.constexpr,
+    SGD: tl.constexpr,
+    MOMENTUM: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
     tile = tl.program_id(0)
-    pointers, inside, _, _, _, _, _, kind = _tile(pieces, tiles, tile, dtype, ROWS, COLUMNS)
-    x = tl.load(pointers, mask=inside, other=0).to(tl.float64)
-    out = partial + tile.to(tl.int64) * COLUMNS
-    if kind == 0:
-        tl.store(out + tl.arange(0, ROWS), tl.sum(x * x, axis=1))
+    offsets, inside, _a, _b, _c, _d = _place(pieces, tiles, tile, 0, ROWS, COLUMNS, ALIGNED)
+    if tile < measured:
+        x, _m = _moved(pieces, addresses, rates, tiles, tile, offsets, inside, dtype, SGD, MOMENTUM, ALIGNED)
+        if tl.load(pieces + 4 * tl.load(tiles + 5 * tile) + 2) == 0:
+            tl.store(partial + tile * COLUMNS + tl.arange(0, ROWS), tl.sum(x * x, axis=1))
+        else:
+            tl.store(partial + tile * COLUMNS + tl.arange(0, COLUMNS), tl.sum(x * x, axis=0))
     else:
-        tl.store(out + tl.arange(0, COLUMNS), tl.sum(x * x, axis=0))
+        g = tl.load(_at(addresses, tiles, tile, 1, dtype, ALIGNED) + offsets, mask=inside, other=0)
+        wrong = tl.where(tl.abs(g) < float("inf"), 0, 1)
+        tl.store(bad + tile - measured, tl.sum(tl.sum(wrong, axis=1), axis=0))
 
 
 @triton.jit
-def _combine(partial, members, starts, norms, BLOCK: tl.constexpr):
-    """The norm of one unit's w or v, from the sums of the tiles it lies in."""
-    slot = tl.program_id(0)
-    end = tl.load(starts + slot + 1)
-    total = tl.zeros((BLOCK,), tl.float64)
-    at = tl.load(starts + slot)
-    while at < end:
-        here = at + tl.arange(0, BLOCK)
-        member = tl.load(members + here, mask=here < end, other=0)
-        total += tl.load(partial + member, mask=here < end, other=0)
-        at += BLOCK
-    tl.store(norms + slot, tl.sqrt(tl.sum(total, axis=0)))
+def _measure(
+    pieces,
+    addresses,
+    rates,
+    tiles,
+    partial,
+    bad,
+    measured,
+    dtype: tl.constexpr,
+    SGD: tl.constexpr,
+    MOMENTUM: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """The sums of squares of a tile's rows or columns, in the weights' own type: few numbers, added as a tree. What
+    tiles give to a unit is added in float64. For weights that are not measured, how many
+    gradients are not finite."""
+    if tl.load(addresses + 4 * tl.load(tiles + 5 * tl.program_id(0)) + 3) != 0:
+        _measure_tile(
+            pieces, addresses, rates, tiles, partial, bad, measured, dtype, SGD, MOMENTUM, ROWS, COLUMNS, True
+        )
+    else:
+        _measure_tile(
+            pieces, addresses, rates, tiles, partial, bad, measured, dtype, SGD, MOMENTUM, ROWS, COLUMNS, False
+        )
+
+
+@triton.jit
+def _norm(partial, members, starts, slot, there, UNITS: tl.constexpr, SUMS: tl.constexpr):
+    """The norms at these slots, from the sums of the tiles they lie in."""
+    at = tl.load(starts + slot, mask=there, other=0)
+    end = tl.load(starts + slot + 1, mask=there, other=0)
+    total = tl.zeros((UNITS,), tl.float64)
+    longest = tl.max(end - at, axis=0)
+    done = 0
+    while done < longest:
+        here = at[:, None] + done + tl.arange(0, SUMS)[None, :]
+        inside = here < end[:, None]
+        member = tl.load(members + here, mask=inside, other=0)
+        total += tl.sum(tl.load(partial + member, mask=inside, other=0).to(tl.float64), axis=1)
+        done += SUMS
+    return tl.sqrt(total)
+
+
+@triton.jit
+def _combine(
+    partial,
+    members,
+    starts,
+    blocks,
+    gauge,
+    rates,
+    of_coupling,
+    v_norm,
+    factors,
+    totals,
+    sums,
+    couplings,
+    most,
+    UNITS: tl.constexpr,
+    SUMS: tl.constexpr,
+):
+    """Some units of one coupling: the factors that project w and threshold v, their path norms, and a sum that is not
+    finite where a norm is not."""
+    block = tl.program_id(0)
+    k, first = tl.load(blocks + 3 * block), tl.load(blocks + 3 * block + 1)
+    unit = first + tl.arange(0, UNITS)
+    there = unit < tl.load(blocks + 3 * block + 2)
+    at = k * most + unit
+    w = _norm(partial, members, starts, at, there, UNITS, SUMS)
+    v = _norm(partial, members, starts, couplings * most + at, there, UNITS, SUMS)
+    g = tl.load(gauge + at, mask=there, other=1)
+    least = tl.load(rates + 8 * tl.load(of_coupling + k)) * g
+    alive = v > least
+    shrink = tl.where(alive, 1 - least / tl.where(alive, v, 1.0), 0.0)
+    project = tl.where(w > 0, g / tl.where(w > 0, w, 1.0), 1.0)
+    tl.store(factors + at, project, mask=there)
+    tl.store(factors + couplings * most + at, shrink, mask=there)
+    tl.store(v_norm + at, v * shrink, mask=there)
+    tl.store(totals + block, tl.sum(tl.where(alive, g * (v - least), 0.0), axis=0))
+    tl.store(sums + block, tl.sum(tl.where(there, w + v, 0.0), axis=0))
 
 
 @triton.jit
 def _decide(
-    norms,
-    gauge,
-    decay,
-    of_coupling,
+    totals,
+    sums,
+    bad,
+    first_block,
+    rates,
     of_other,
     links,
     powers,
     ok,
     skipped,
-    v_norm,
+    good,
     factors,
     couplings,
-    most,
     others,
+    behind_start,
+    layer_start,
+    unmeasured,
     limit,
     HAS_OK: tl.constexpr,
     POWERS: tl.constexpr,
     COUPLINGS: tl.constexpr,
-    UNITS: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
-    """All factors, from all norms: Algorithm 1 but for the multiplications."""
+    """Whether the step counts, and the factors that belong to layers."""
     k = tl.arange(0, COUPLINGS)
     real = k < couplings
-    threshold = tl.load(decay + tl.load(of_coupling + k, mask=real, other=0), mask=real, other=0)
+    at = tl.load(first_block + k, mask=real, other=0)
+    end = tl.load(first_block + k + 1, mask=real, other=0)
     total = tl.zeros((COUPLINGS,), tl.float64)
     everything = tl.zeros((COUPLINGS,), tl.float64)
-    start = 0
-    while start < most:
-        unit = start + tl.arange(0, UNITS)
-        at = k[:, None] * most + unit[None, :]
-        there = real[:, None] & (unit < most)[None, :]
-        w = tl.load(norms + at, mask=there, other=0)
-        v = tl.load(norms + couplings * most + at, mask=there, other=0)
-        g = tl.load(gauge + at, mask=there, other=1)
-        least = threshold[:, None] * g
-        total += tl.sum(tl.where(v > least, g * (v - least), 0.0), axis=1)
-        everything += tl.sum(w + v, axis=1)
-        start += UNITS
-    whole = tl.sum(everything, axis=0)
-    finite = tl.abs(whole) < float("inf")
-    good = finite
+    longest = tl.max(end - at, axis=0)
+    done = 0
+    while done < longest:
+        here = at[:, None] + done + tl.arange(0, WIDTH)[None, :]
+        inside = here < end[:, None]
+        total += tl.sum(tl.load(totals + here, mask=inside, other=0), axis=1)
+        everything += tl.sum(tl.load(sums + here, mask=inside, other=0), axis=1)
+        done += WIDTH
+    finite = tl.abs(tl.sum(everything, axis=0)) < float("inf")
+    wrong = tl.zeros((1024,), tl.int32)
+    done = 0
+    while done < unmeasured:
+        here = done + tl.arange(0, 1024)
+        wrong += tl.load(bad + here, mask=here < unmeasured, other=0)
+        done += 1024
+    finite = finite & (tl.sum(wrong, axis=0) == 0)
+    counts = finite
     if HAS_OK:
-        good = finite & (tl.load(ok) != 0)
+        counts = finite & (tl.load(ok) != 0)
         tl.store(skipped, tl.load(skipped) + ((tl.load(ok) != 0) & (finite == 0)).to(tl.float32))
     else:
         tl.store(skipped, tl.load(skipped) + (finite == 0).to(tl.float32))
+    tl.store(good, counts.to(tl.int32))
 
     # The balance of each chain, in logarithms. links[k, j]: 0 another chain, 1 the same, 2 the same and j not after k.
     link = tl.load(links + k[:, None] * COUPLINGS + k[None, :])
@@ -127,34 +255,15 @@ def _decide(
     sound = tl.abs(step) <= limit
     unsound = tl.sum(tl.where((link > 0) & (sound[None, :] == 0), 1, 0), axis=1)
     step = tl.where(unsound == 0, step, 0.0)
-    step = tl.where(good, step, 0.0)
     behind = tl.sum(tl.where(link == 2, step[None, :], 0.0), axis=1)
-    layer = tl.exp(step)
-
-    start = 0
-    while start < most:
-        unit = start + tl.arange(0, UNITS)
-        at = k[:, None] * most + unit[None, :]
-        there = real[:, None] & (unit < most)[None, :]
-        w = tl.load(norms + at, mask=there, other=0)
-        v = tl.load(norms + couplings * most + at, mask=there, other=0)
-        g = tl.load(gauge + at, mask=there, other=1)
-        least = threshold[:, None] * g
-        alive = v > least
-        shrink = tl.where(alive, 1 - least / tl.where(alive, v, 1.0), 0.0)
-        project = tl.where(w > 0, g / tl.where(w > 0, w, 1.0), 1.0)
-        tl.store(factors + at, tl.where(good, project, 1.0), mask=there)
-        tl.store(factors + couplings * most + at, tl.where(good, shrink * layer[:, None], 1.0), mask=there)
-        tl.store(v_norm + at, v * shrink, mask=there)
-        start += UNITS
-    factors += 2 * couplings * most
+    tl.store(factors + layer_start + k, tl.exp(step), mask=real)
     start = 0
     while start < others:
-        other = start + tl.arange(0, UNITS)
-        step_decay = tl.load(decay + tl.load(of_other + other, mask=other < others, other=0))
-        tl.store(factors + other, tl.where(good, 1 / (1 + step_decay), 1.0), mask=other < others)
-        start += UNITS
-    factors += others
+        other = start + tl.arange(0, 128)
+        decay = tl.load(rates + 8 * tl.load(of_other + other, mask=other < others, other=0))
+        tl.store(factors + behind_start - others + other, 1 / (1 + decay), mask=other < others)
+        start += 128
+    factors += behind_start
     tl.store(factors + k, tl.exp(behind), mask=real)
     for p in tl.static_range(POWERS):
         factors += couplings
@@ -165,125 +274,173 @@ def _decide(
 
 
 @triton.jit
-def _scale(pieces, tiles, slots, factors, dtype: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Multiply a tile by the factors of its rows or columns."""
-    pointers, inside, rows, row_inside, columns, column_inside, first, kind = _tile(
-        pieces, tiles, tl.program_id(0), dtype, ROWS, COLUMNS
+def _factor(factors, slots, layers, at, mask):
+    """A unit's factor times its layer's."""
+    return tl.load(factors + tl.load(slots + at, mask=mask, other=0)) * tl.load(
+        factors + tl.load(layers + at, mask=mask, other=0)
     )
-    x = tl.load(pointers, mask=inside, other=0)
-    if kind == 0:
-        factor = tl.load(factors + tl.load(slots + rows, mask=row_inside, other=0))
-        x = x * factor.to(dtype)[:, None]
-    elif kind == 1:
-        factor = tl.load(factors + tl.load(slots + columns, mask=column_inside, other=0))
-        x = x * factor.to(dtype)[None, :]
+
+
+@triton.jit
+def _apply_tile(
+    pieces,
+    addresses,
+    rates,
+    tiles,
+    slots,
+    layers,
+    states,
+    factors,
+    top,
+    dtype: tl.constexpr,
+    SGD: tl.constexpr,
+    MOMENTUM: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    tile = tl.program_id(0)
+    offsets, inside, rows, row_inside, columns, column_inside = _place(pieces, tiles, tile, top, ROWS, COLUMNS, ALIGNED)
+    x, m = _moved(pieces, addresses, rates, tiles, tile, offsets, inside, dtype, SGD, MOMENTUM, ALIGNED)
+    kind = tl.load(pieces + 4 * tl.load(tiles + 5 * tile) + 2)
+    first = tl.load(tiles + 5 * tile + 4)
+    if kind == 1:
+        x *= _factor(factors, slots, layers, first + columns, column_inside)[None, :]
+        if MOMENTUM:
+            m *= tl.load(factors + tl.load(states + first + columns, mask=column_inside, other=0))[None, :]
     else:
-        x = x * tl.load(factors + tl.load(slots + first)).to(dtype)
-    tl.store(pointers, x, mask=inside)
+        at = tl.where(kind == 0, first + rows, first)
+        x *= _factor(factors, slots, layers, at, row_inside)[:, None]
+        if MOMENTUM:
+            m *= tl.load(factors + tl.load(states + at, mask=row_inside, other=0))[:, None]
+    tl.store(_at(addresses, tiles, tile, 0, dtype, ALIGNED) + offsets, x, mask=inside)
+    if MOMENTUM:
+        tl.store(_at(addresses, tiles, tile, 2, dtype, ALIGNED) + offsets, m, mask=inside)
 
 
-class Tables:
-    """The addresses of tensors, cut into tiles, and what the kernels need to know of each."""
-
-    def __init__(self, layout: Layout, pieces: Sequence[Piece], tensors: Sequence[Tensor]) -> None:
-        self.layout = layout
-        self.pointers = [x.data_ptr() for x in tensors]
-        device = tensors[0].device
-        self.dtype = {torch.float32: tl.float32, torch.float64: tl.float64}[tensors[0].dtype]
-        cut = [_cut(p, whole=i >= layout.measured and len(p.slots) == 1) for i, p in enumerate(pieces)]
-        starts = accumulate((len(p.slots) for p in pieces), initial=0)
-        tiles = torch.cat([_numbered(x, i, start) for i, ((_, x), start) in enumerate(zip(cut, starts, strict=False))])
-        head = torch.tensor([[x.data_ptr(), *row] for x, (row, _) in zip(tensors, cut, strict=True)])
-        slots = torch.cat([p.slots for p in pieces])
-        self.measured = sum(len(tiles) for _, tiles in cut[: layout.measured])
-        self.count = len(tiles)
-        members, ends = _members(tiles[: self.measured], head, slots, layout.slots.other)
-        self.pieces = head.to(device)
-        self.tiles, self.slots, self.members, self.ends = (x.int().to(device) for x in (tiles, slots, members, ends))
-        self.couplings = max(4, triton.next_power_of_2(layout.slots.couplings))
-        self.links = 2 * torch.eye(self.couplings, dtype=torch.int8)
-        self.links[: layout.slots.couplings, : layout.slots.couplings] = layout.links
-        self.links = self.links.to(device)
-        wide: dict[str, Any] = {"dtype": torch.float64, "device": device}
-        self.powers = torch.tensor(layout.slots.powers or (0,), **wide)
-        self.partial = torch.zeros(self.measured * COLUMNS, **wide)
-        self.norms = torch.zeros(layout.slots.other, **wide)
-        self.factors = torch.ones(layout.slots.one + 1, **wide)
-
-    def fit(self, tensors: Sequence[Tensor]) -> bool:
-        return [x.data_ptr() for x in tensors] == self.pointers
-
-    def measure(self) -> None:
-        _measure[(self.measured,)](self.pieces, self.tiles, self.partial, self.dtype, ROWS, COLUMNS, num_warps=8)
-        _combine[(len(self.norms),)](self.partial, self.members, self.ends, self.norms, 64, num_warps=1)
-
-    def multiply_(
-        self,
-        tensors: Sequence[Tensor],
-        gauge: Tensor,
-        decay: Tensor,
-        groups: tuple[Tensor, Tensor],
-        limit: float,
-        ok: Tensor | None,
-        skipped: Tensor,
-        v_norm: Tensor,
-    ) -> None:
-        slots = self.layout.slots
-        _decide[(1,)](
-            self.norms,
-            gauge,
-            decay,
-            *groups,
-            self.links,
-            self.powers,
-            skipped if ok is None else ok,
-            skipped,
-            v_norm,
-            self.factors,
-            slots.couplings,
-            slots.most,
-            slots.others,
-            math.log(limit),
-            HAS_OK=ok is not None,
-            POWERS=len(slots.powers),
-            COUPLINGS=self.couplings,
-            UNITS=max(16, 4096 // self.couplings),
-            num_warps=8,
-        )
-        _scale[(self.count,)](self.pieces, self.tiles, self.slots, self.factors, self.dtype, ROWS, COLUMNS, num_warps=8)
-        torch.autograd.graph.increment_version(tensors)  # which kernels do not do by themselves
+@triton.jit
+def _apply(
+    pieces,
+    addresses,
+    rates,
+    tiles,
+    slots,
+    layers,
+    states,
+    factors,
+    good,
+    dtype: tl.constexpr,
+    SGD: tl.constexpr,
+    MOMENTUM: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Multiply a tile by the factors of its rows or columns, after the step of SGD if it is taken here."""
+    if tl.load(good) != 0:
+        if tl.load(addresses + 4 * tl.load(tiles + 5 * tl.program_id(0)) + 3) != 0:
+            _apply_tile(
+                pieces,
+                addresses,
+                rates,
+                tiles,
+                slots,
+                layers,
+                states,
+                factors,
+                0,
+                dtype,
+                SGD,
+                MOMENTUM,
+                ROWS,
+                COLUMNS,
+                True,
+            )
+        else:  # a few rows at a time: with all of them, this rare case would take the registers of the other
+            for top in range(0, ROWS, 4):
+                _apply_tile(
+                    pieces,
+                    addresses,
+                    rates,
+                    tiles,
+                    slots,
+                    layers,
+                    states,
+                    factors,
+                    top,
+                    dtype,
+                    SGD,
+                    MOMENTUM,
+                    4,
+                    COLUMNS,
+                    False,
+                )
 
 
-def _cut(piece: Piece, whole: bool) -> tuple[list[int], Tensor]:
-    """(columns, numbers in all, kind), and for each tile its first row, the end of its rows, first column, batch."""
-    batches, rows, columns = piece.shape
-    count, kind, high = batches * rows * columns, BY_COLUMN, rows
-    if whole:
-        columns, kind = COLUMNS, WHOLE
-        high = triton.cdiv(count, columns)
-    elif piece.by_row:
-        kind, batches, high = BY_ROW, 1, batches
-    batch, row, column = torch.meshgrid(
-        torch.arange(batches), torch.arange(0, high, ROWS), torch.arange(0, columns, COLUMNS), indexing="ij"
+def launch(t: Tables, gauge: Tensor, v_norm: Tensor, limit: float, ok: Tensor | None, skipped: Tensor) -> None:
+    """One step for all that the tables name, whose addresses and rates have been sent."""
+    slots = t.layout.slots
+    kinds: dict[str, Any] = {
+        "dtype": {torch.float32: tl.float32, torch.float64: tl.float64}[t.dtype],
+        "SGD": t.sgd,
+        "MOMENTUM": t.momentum,
+        "ROWS": ROWS,
+        "COLUMNS": COLUMNS,
+    }
+    seen = t.count if t.sgd else t.measured
+    _measure[(seen,)](t.pieces, t.addresses, t.rates, t.tiles, t.partial, t.bad, t.measured, **kinds, num_warps=WARPS)
+    _combine[(t.blocks,)](
+        t.partial,
+        t.members,
+        t.ends,
+        t.block_table,
+        gauge,
+        t.rates,
+        t.of_coupling,
+        v_norm,
+        t.factors,
+        t.totals,
+        t.sums,
+        slots.couplings,
+        slots.most,
+        UNITS=BLOCK,
+        SUMS=128,
+        num_warps=4,
     )
-    tiles = torch.stack([batch * high + row, (batch + 1) * high, column, batch * columns], -1)
-    return [columns, count, kind], tiles.flatten(0, 2)
-
-
-def _numbered(tiles: Tensor, piece: int, start: int) -> Tensor:
-    """Tiles with the number of their piece, and their first position among those of all pieces."""
-    return torch.cat([torch.full((len(tiles), 1), piece), tiles[:, :3], tiles[:, 3:] + start], 1)
-
-
-def _members(tiles: Tensor, pieces: Tensor, slots: Tensor, units: int) -> tuple[Tensor, Tensor]:
-    """For each unit the sums that `_measure` gives it, one unit after the other, and where each unit's begin."""
-    piece, row, row_end, column, first = tiles.unbind(1)
-    by_row = pieces[piece, 3] == BY_ROW
-    start = torch.where(by_row, row, column)
-    end = torch.where(by_row, torch.minimum(row_end, row + ROWS), torch.minimum(pieces[piece, 1], column + COLUMNS))
-    place = start[:, None] + torch.arange(COLUMNS)
-    there = place < end[:, None]
-    slot = torch.where(there, slots[torch.where(there, first[:, None] + place, 0)], units).flatten()
-    counts = torch.bincount(slot.clamp_max(units), minlength=units + 1)[:units]
-    ends = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
-    return torch.argsort(slot, stable=True)[: int(ends[-1])], ends
+    _decide[(1,)](
+        t.totals,
+        t.sums,
+        t.bad,
+        t.first_block,
+        t.rates,
+        t.of_other,
+        t.links,
+        t.powers,
+        skipped if ok is None else ok,
+        skipped,
+        t.good,
+        t.factors,
+        slots.couplings,
+        slots.others,
+        slots.behind,
+        slots.one + 1,
+        seen - t.measured,
+        limit,
+        HAS_OK=ok is not None,
+        POWERS=len(slots.powers),
+        COUPLINGS=len(t.links),
+        WIDTH=min(triton.next_power_of_2(t.most_blocks), max(32, 8192 // len(t.links))),
+        num_warps=8,
+    )
+    _apply[(t.count,)](
+        t.pieces,
+        t.addresses,
+        t.rates,
+        t.tiles,
+        t.slots,
+        t.layers,
+        t.states,
+        t.factors,
+        t.good,
+        **kinds,
+        num_warps=WARPS,
+    )

@@ -93,6 +93,8 @@ class Slots:
 @dataclass(frozen=True, eq=False)
 class Layout:
     slots: Slots
+    sizes: tuple[int, ...]
+    """Units of each coupling."""
     pieces: list[Piece]
     """Every parameter that is multiplied. The first ``measured`` hold w or v."""
     measured: int
@@ -165,6 +167,7 @@ def make_layout(
     coupled = {id(p.parameter) for p in w + v}
     return Layout(
         slots,
+        tuple(len(c.group) for c in couplings),
         pieces,
         len(coupled),
         [

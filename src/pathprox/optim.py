@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 
 from pathprox.balance import balance_chain_, find_links, layer_factors, rescale_, scale_, scale_state_
 from pathprox.coupling import Coupling, Plan, common
-from pathprox.fused import FusedStep, capturing
-from pathprox.layout import UnfitError, make_layout
+from pathprox.fast import FastPath
+from pathprox.fused import capturing
 from pathprox.prox import metric_soft_threshold, normalize_factor, shrink_factor
 from pathprox.regularizer import Regularizer
 from pathprox.shrink import shrink_
@@ -53,7 +53,8 @@ class PathProx(Regularizer):
             that depends on the optimizer's second moments. False gives AdamW the metric step of Adam.
         shrink_every: after every so many steps remove the units that have been dead in each of the last ``patience``
             steps, from the model, the optimizer and ``units``, with `shrink_`. Training gets faster as units die. A
-            unit that is removed cannot come back. Not with DDP, whose buckets have fixed sizes.
+            unit that is removed cannot come back. Not with DDP, whose buckets have fixed sizes. With CUDA graphs see
+            `remove_settled`.
         patience: see ``shrink_every``.
 
     Frozen parameters are never changed. A unit with frozen w is penalised with its |w| as a constant; one with frozen v
@@ -87,12 +88,7 @@ class PathProx(Regularizer):
             for group in units.couplings
         ]
         self._plan: Plan | None = None
-        self._fused: FusedStep | None = None
-        self._unfit: Plan | None = None
-        self._captured: list[FusedStep] = []
-        """Those whose addresses a CUDA graph knows: they must not go."""
-        self._fast = True
-        """Whether to take the fast path where there is one; tests compare the two."""
+        self._fast = FastPath(BALANCE_LIMIT)
         self._ok: Tensor | None = None
         self.shrink_every = shrink_every
         self.patience = patience
@@ -104,7 +100,7 @@ class PathProx(Regularizer):
     def _after_step_(self, ok: Tensor | None) -> None:
         self._ok = None
         plan = self._make_plan()
-        if not self._fused_(plan, ok):
+        if not self._fast.step_(self, plan, ok):
             self._measure(plan, ok)
             for c in plan.couplings:
                 self._threshold_v_(c)
@@ -113,23 +109,6 @@ class PathProx(Regularizer):
                 self._decay_(s, torch.ones(1, device=self._parameter(s).device))
             self._balance_(plan)
         self._count_asleep(plan)
-
-    def _fused_(self, plan: Plan, ok: Tensor | None) -> bool:
-        """The whole algorithm at once, where every unit takes one factor (see `FusedStep`); else False."""
-        groups = self.optimizer.param_groups
-        if self._rule.per_weight and not all(map(self._is_decoupled, groups)):
-            return False
-        fused = self._find_fused(plan)
-        if fused is None or not fused.layout.stepping <= self._stepping:
-            return False
-        first = fused.layout.pieces[0].parameter
-        decay = {i: self._step_size(first, groups[i]) * self.weight_decay for i in fused.layout.used}
-        if not fused.step_(decay, self.optimizer, ok, self._guard):
-            return False
-        if self.shrink_every is not None:
-            for c, norms in zip(plan.couplings, fused.v_norm, strict=True):
-                c.v_norm = norms[: len(c.group)]
-        return True
 
     def _threshold_v_(self, c: Coupling) -> None:
         """v <- (1 - step * weight_decay * |w| / |v|)_+ v, or the same in the optimizer's metric.
@@ -254,6 +233,11 @@ class PathProx(Regularizer):
             if c.gauge is not None and c.versions != self._versions(c):
                 self._fold_(c, gradients=True)
 
+    def _takes_over(self) -> bool:
+        if any(c.gauge is not None and c.versions != self._versions(c) for c in self._couplings):
+            return False
+        return self._fast.take_over(self, self._make_plan())
+
     def _remember(self) -> None:
         for c in self._couplings:
             c.versions = self._versions(c)
@@ -262,9 +246,13 @@ class PathProx(Regularizer):
         return [self._parameter(s)._version for s in c.into]
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        super()._after(optimizer, args, kwargs)
-        if self.shrink_every is not None and self._steps % self.shrink_every == 0:
-            self._remove_settled()
+        if self._fast.taken:
+            with torch.no_grad():
+                self._after_step_(None)
+        else:
+            super()._after(optimizer, args, kwargs)
+        if self.shrink_every is not None and self._steps % self.shrink_every == 0 and not capturing():
+            self.remove_settled()
         self._remember()
 
     # Removing units.
@@ -276,10 +264,19 @@ class PathProx(Regularizer):
     def _count_asleep(self, plan: Plan) -> None:
         self._steps += 1
         for c in plan.couplings if self.shrink_every is not None else ():
-            c.asleep = torch.where(c.v_norm == 0, c.asleep.to(c.v_norm.device) + 1, 0)
+            c.asleep = c.asleep.to(c.v_norm.device)
+            c.asleep.add_(1).mul_(c.v_norm == 0)  # in place, so that replays of a CUDA graph count too
 
-    def _remove_settled(self) -> None:
-        """Remove units that stayed dead for ``patience`` steps. A group that cannot be shrunk is not tried again."""
+    def remove_settled(self) -> int:
+        """Remove the units that have been dead for ``patience`` steps, and say how many that were.
+
+        With ``shrink_every`` this happens by itself, except where steps are replayed from a CUDA graph, which runs no
+        Python: there call it between replays, and record the step anew if it says more than 0. A group that cannot be
+        shrunk is not tried again.
+        """
+        if self.shrink_every is None:
+            raise ValueError("sleeping units are counted only with shrink_every: give PathProx(shrink_every=...)")
+        before = sum(map(len, self.units))
         settled = [torch.zeros(len(g), dtype=torch.bool) for g in self.units]
         for i, c in zip(self.units.coupled, self._couplings, strict=True):
             if i not in self._stuck:
@@ -289,6 +286,7 @@ class PathProx(Regularizer):
             shrink_(self.units.model, self.units, self.optimizer, settled=settled)
             self._stuck |= {i for i, g in enumerate(self.units) if settled[i].any() and len(g) == sizes[i]}
             self._notice_removal()
+        return before - sum(map(len, self.units))
 
     def _follow_units_(self, kept: tuple[Tensor, ...]) -> None:
         super()._follow_units_(kept)
@@ -328,28 +326,8 @@ class PathProx(Regularizer):
                     self.units, lambda group: id(group) in chosen, lambda s: free(s) and s.name not in inside
                 )
             self._plan = Plan(key, couplings, self.units.others([c.group for c in couplings]), chains)
-            self._fused = None
+            self._fast.forget()
         return self._plan
-
-    def _find_fused(self, plan: Plan) -> FusedStep | None:
-        """The plan laid out in memory, made anew when that has changed; None where the fast path does not apply."""
-        if not self._fast or plan is self._unfit or any(c.waiting for c in plan.couplings):
-            return None
-        gauges = [c.gauge for c in plan.couplings if c.gauge is not None]
-        if self._fused is None or not self._fused.is_valid(gauges):
-            if capturing():
-                return None
-            group_of = {number: i for i, numbers in enumerate(plan.key) for number in numbers}
-            try:
-                layout = make_layout(
-                    plan.couplings, plan.others, plan.chains, self._parameter, group_of, self._rule.powers
-                )
-                self._fused = FusedStep(layout, gauges, BALANCE_LIMIT)
-            except UnfitError:
-                self._fused, self._unfit = None, plan
-        if capturing() and self._fused is not None and self._fused not in self._captured:
-            self._captured.append(self._fused)
-        return self._fused
 
     def _fold_(self, c: Coupling, gradients: bool = False) -> None:
         """Bring w to norm 1 and pay with v: the function stays. A unit with w = 0 has to wait until it has grown."""
@@ -428,7 +406,7 @@ class PathProx(Regularizer):
         self._plan = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_plan": None, "_fused": None, "_unfit": None, "_captured": []}
+        return {**super().__getstate__(), "_plan": None}
 
     def _names(self) -> dict[str, Coupling]:
         return {f"{i}: {c.group.name}": c for i, c in enumerate(self._couplings)}

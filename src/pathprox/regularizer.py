@@ -54,6 +54,10 @@ class Regularizer(ABC):
     def _after_step_(self, ok: Tensor | None) -> None:
         """Change the weights after the step; not at all where ``ok`` is false."""
 
+    def _takes_over(self) -> bool:
+        """Asked before the step: whether `_after_step_` will do it, so that the optimizer has to skip its own."""
+        return False
+
     def _follow_units_(self, kept: tuple[Tensor, ...]) -> None:
         """Called when units were removed; ``kept`` are the numbers of the units as they were before."""
         self._kept = self.units.kept
@@ -97,8 +101,8 @@ class Regularizer(ABC):
     def _hook(self) -> None:
         self._known = dict(self.units.model.named_parameters(remove_duplicate=False))
         self._handles = [
-            self.optimizer.register_step_pre_hook(self._before),
-            self.optimizer.register_step_post_hook(self._after),
+            self.optimizer.register_step_pre_hook(_eager(self._before)),
+            self.optimizer.register_step_post_hook(_eager(self._after)),
         ]
 
     def _refuse_unfit(self, optimizer: Optimizer, named: dict[str, nn.Parameter]) -> None:
@@ -134,11 +138,12 @@ class Regularizer(ABC):
 
     def _wrap(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """With a closure the gradients exist only once it has run, inside the step."""
+        prepare = _eager(self._prepare_gradients)
 
         def wrapped() -> Any:
             with torch.enable_grad():
                 loss = closure()
-            self._prepare_gradients()
+            prepare()
             return loss
 
         return wrapped
@@ -155,8 +160,9 @@ class Regularizer(ABC):
                 )
         self._refuse_unfit(self.optimizer, named)
         self._notice_removal()
-        self._guard.before(self.optimizer, {id(p): name for name, p in named.items()})
         self._stepping = {id(p) for p in named.values() if p.grad is not None}
+        if not self._takes_over():
+            self._guard.before(self.optimizer, {id(p): name for name, p in named.items()})
         self._add_gradient_()
 
     def _notice_removal(self) -> None:
@@ -225,3 +231,9 @@ class Regularizer(ABC):
     def __repr__(self) -> str:
         where = f", attached to {type(self._optimizer).__name__}" if self._optimizer is not None else ""
         return f"{type(self).__name__}(weight_decay={self.weight_decay}, {self.units!r}{where})"
+
+
+def _eager(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as one that `torch.compile` calls and does not trace: it goes by the identity of parameters."""
+    reason = "pathprox acts around optimizer.step(): compile the step without fullgraph=True"
+    return torch.compiler.disable(function, reason=reason)
