@@ -12,7 +12,8 @@ from pathprox.experiments.batched import Batch, Batched
 from pathprox.experiments.models import MLP
 from pathprox.experiments.recipes import METHODS, RECIPES, Grid, grid
 from pathprox.experiments.record import read_all
-from pathprox.experiments.stack import Plan, Stack, path_norms, smallest_squares, squares, step_
+from pathprox.experiments.stack import Plan, Stack, path_norms, smallest_squares, squares
+from pathprox.experiments.stack_step import step_
 from pathprox.experiments.sweep import Work, complete, in_turn
 from test_train import small
 
@@ -107,10 +108,22 @@ def test_an_interrupted_batch_goes_on(tmp_path, monkeypatch):
     assert not list((tmp_path / "cut").glob("batch-*.pt"))
 
 
-@pytest.mark.parametrize(("name", "words"), [("task3/pathprox", "not VGG19"), ("task5/pathprox", "does not cut")])
-def test_what_cannot_be_batched_is_refused_with_the_cure(name, words, tmp_path):
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        (RECIPES["task3/pathprox"], "not VGG19"),
+        (RECIPES["task1/pathprox"].changed(momentum=0.9), "without momentum"),
+    ],
+)
+def test_what_cannot_be_batched_is_refused_with_the_cure(recipe, words, tmp_path):
     with pytest.raises(ValueError, match=rf"{words}.*--jobs"):
-        complete([(RECIPES[name], 0)], Work(tmp_path), Batched())
+        complete([(recipe, 0)], Work(tmp_path), Batched())
+
+
+def test_a_method_that_has_no_batched_form_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setitem(METHODS, "new", METHODS["lasso"])
+    with pytest.raises(ValueError, match=r"method new.*--jobs"):
+        complete([(small(method="new"), 0)], Work(tmp_path), Batched())
 
 
 def test_the_sums_of_squares_are_those_of_the_library():

@@ -1,12 +1,16 @@
 """Training by recipe on a GPU: the step as a CUDA graph does what the written one does."""
 
+from functools import partial
+
 import pytest
 import torch
 
 from pathprox.experiments.batched import Batched
-from pathprox.experiments.loop import Loop, Setting
-from pathprox.experiments.models import VGG, build
+from pathprox.experiments.loop import Loop, Replay, Setting
+from pathprox.experiments.models import MLP, VGG, build
 from pathprox.experiments.recipes import METHODS, RECIPES, Pruning
+from pathprox.experiments.stack import Plan, Stack
+from pathprox.experiments.stack_step import Mask, step_
 from pathprox.experiments.sweep import Work, complete, in_turn
 from pathprox.experiments.train import run
 
@@ -83,3 +87,45 @@ def test_a_grid_trained_together_has_the_records_of_single_runs(method, tmp_path
     for one, other in zip(many, single, strict=True):
         for key in ("loss", "objective", "balanced"):
             assert one.history[key] == pytest.approx(other.history[key], rel=5e-3), key
+
+
+@pytest.mark.parametrize("method", ["weight-decay", "lasso", "group-lasso", "pathprox"])
+def test_task_5_trained_together_has_the_records_of_single_runs(method, tmp_path):
+    prune = Pruning((30, 60), 0.3, 20)
+    model = "MLP-2-64 factorized" if method == "pathprox" else "MLP-3-64"
+    recipe = RECIPES[f"task5/{method}"].lasting(60).changed(data="mnist-embedded", look_every=20, model=model, lr=0.05)
+    cells = [(recipe.changed(prune=prune, weight_decay=decay), seed) for decay in (1e-3, 1e-2) for seed in (0, 1)]
+    many = complete(cells, Work(tmp_path / "a", precision="float32"), Batched(most=4))
+    single = complete(cells, Work(tmp_path / "b", precision="float32"), in_turn)
+    for one, other in zip(many, single, strict=True):
+        assert one.history["balanced"] == pytest.approx(other.history["balanced"], rel=5e-3)
+        for a, b in zip(one.final["pruned"], other.final["pruned"], strict=True):
+            assert a["checkpoint"] == b["checkpoint"]
+            assert a["active"] == pytest.approx(b["active"], abs=2)
+            assert a["loss"] == pytest.approx(b["loss"], rel=2e-2)
+
+
+@pytest.mark.parametrize("method", ["weight-decay", "lasso", "path-norm", "pathprox"])
+def test_replayed_steps_of_a_stack_are_the_written_ones_with_units_that_stay_dead(method):
+    """Eagerly on the CPU and through the graph, with dead units and a learning rate that changes on the way."""
+    models = [MLP(2, width, factorized=True, inputs=20, classes=4).double() for width in (16, 9)]
+    with torch.no_grad():
+        for model in models:
+            model.layers[1].weight[:, :3] = 0
+    x, y = torch.randn(30, 2, 8, 20, dtype=torch.float64), torch.randint(0, 4, (30, 2, 8))
+    found = []
+    for device in (torch.device("cuda"), torch.device("cpu")):
+        stack = Stack(models, Plan(((0, 1), (2, 3)), (), ((1, 2),)), device)
+        mask = Mask(stack, stack.plan.pairs)
+        mask.hold_(stack)
+        lr, decay = (torch.tensor(v, dtype=torch.float64, device=device) for v in ([0.1, 0.05], [1e-3, 1e-2]))
+        step = partial(step_, stack, method=method, lr=lr, weight_decay=decay, mask=mask)
+        replay = Replay(lambda a, b, step=step: step(a, b)) if device.type == "cuda" else step
+        for i in range(30):
+            replay(x[i].to(device), y[i].to(device))
+            if i == 20:
+                lr.mul_(0.1)
+        found.append([p.cpu() for p in stack.parameters])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
+    assert not found[0][1][:, :, :3].any()

@@ -86,8 +86,8 @@ def on_corrupted(
 ) -> list[dict[str, Any]]:
     """What is seen on a corrupted set, for as many runs as ``of`` gives accuracies of the best and the last network.
 
-    The best one's on each corruption (all severities together), on each severity, and their mean; of the last one the
-    mean. Or, once for all runs, why there is nothing to see.
+    The best one's on each corruption (all severities together), on each severity, and their mean; of the last one its
+    mean and that on each severity. Or, once for all runs, why there is nothing to see.
     """
     try:
         sets = corrupted(name, folder)
@@ -98,11 +98,11 @@ def on_corrupted(
     found = []
     for i in range(len(seen[0][1])):
         each: dict[str, list[float]] = {}
-        severities: dict[str, list[float]] = {}
+        severities: dict[str, list[tuple[float, float]]] = {}
         for (corruption, _, severity), accuracies in seen:
             each.setdefault(corruption, []).append(accuracies[i][0])
             if severity:
-                severities.setdefault(severity, []).append(accuracies[i][0])
+                severities.setdefault(severity, []).append(accuracies[i])
         found.append(
             {
                 "name": name,
@@ -110,7 +110,8 @@ def on_corrupted(
                 "missing": list(sets.missing),
                 "mean": fmean(map(fmean, each.values())),
                 "each": {k: fmean(v) for k, v in each.items()},
-                "severities": {k: fmean(v) for k, v in severities.items()},
+                "severities": {k: fmean(best for best, _ in v) for k, v in severities.items()},
+                "last_severities": {k: fmean(last for _, last in v) for k, v in severities.items()},
                 "last_mean": fmean(accuracies[i][1] for _, accuracies in seen),
             }
         )

@@ -16,9 +16,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
+
 import pathprox
+from pathprox.balance import scale_
 from pathprox.experiments.data import NAMES
 from pathprox.experiments.models import build
+from pathprox.prox import normalize_factor
 
 SEEDS = (0, 1, 2, 3)
 """Four runs for each cell, as in the paper. The split into training and validation images has its own, fixed seed."""
@@ -32,10 +36,21 @@ class Method:
     make: Callable[[pathprox.Units, float], pathprox.Regularizer]
 
 
+def _divided(units: pathprox.Units, weight_decay: float) -> pathprox.PathProx:
+    """The start of the authors' code: w and the bias beside it divided by |w|, and nothing put into v for it."""
+    with torch.no_grad():
+        for group in units.couplings:
+            factor = normalize_factor(units.norm(group.into))
+            for s in (*group.into, *group.bias):
+                scale_(units, s, factor)
+    return pathprox.PathProx(units, weight_decay)
+
+
 METHODS: dict[str, Method] = {
     "weight-decay": Method("weight decay", pathprox.WeightDecay),
     "pathprox": Method("PathProx", pathprox.PathProx),
     "pathprox-unbalanced": Method("PathProx without layer balance", partial(pathprox.PathProx, balance=False)),
+    "pathprox-divided": Method("PathProx, start divided by |w|", _divided),
     "normalized": Method("weight decay, normalised w", pathprox.NormalizedWeightDecay),
     "path-norm": Method("SGD on the path norm", pathprox.PathNorm),
     "lasso": Method("lasso", pathprox.Lasso),
@@ -82,6 +97,8 @@ class Recipe:
     snapshots: tuple[int, ...] = ()
     """Steps at which the weights go into the record; for tiny networks only."""
     prune: Pruning | None = None
+    momentum: float = 0.0
+    """The paper has none."""
 
     def __post_init__(self) -> None:
         self._check(self.method in METHODS, f"method {self.method!r} is none of {', '.join(METHODS)}")
@@ -90,6 +107,7 @@ class Recipe:
         for name in ("lr", "batch", "steps", "look_every"):
             self._check(getattr(self, name) > 0, f"{name} must be above 0, got {getattr(self, name)}")
         self._check(self.weight_decay >= 0, f"weight_decay must not be negative, got {self.weight_decay}")
+        self._check(0 <= self.momentum < 1, f"momentum must be in [0, 1), got {self.momentum}")
         for name, marks in (("milestones", self.milestones), ("snapshots", self.snapshots), ("checkpoints", self.cuts)):
             rising = all(a < b for a, b in zip((0, *marks), (*marks, self.steps + 1), strict=True))
             self._check(rising, f"{name} must rise and lie in 1..{self.steps}, got {marks}")
@@ -129,8 +147,13 @@ class Recipe:
 
     @property
     def key(self) -> str:
-        """Eight letters that stand for all fields: two recipes with the same key are the same."""
-        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:8]
+        """Eight letters that stand for all fields: two recipes with the same key are the same.
+
+        Fields at their default do not count, so that a new field leaves old records where they are.
+        """
+        default = {f.name: f.default for f in dataclasses.fields(self)}
+        set_here = {name: value for name, value in self.to_dict().items() if value != default[name]}
+        return hashlib.sha256(json.dumps(set_here, sort_keys=True).encode()).hexdigest()[:8]
 
     def lasting(self, steps: int) -> Recipe:
         """The same recipe at another length: milestones, snapshots and checkpoints move along, and looks become fewer.
@@ -222,6 +245,7 @@ CHOSEN: dict[str, dict[str, dict[str, Any]]] = {
         "weight-decay": {"weight_decay": 1e-3, "lr": 0.1},
         "pathprox": {"weight_decay": 1e-3, "lr": 0.1},
         "pathprox-unbalanced": {"weight_decay": 1e-3, "lr": 0.1},
+        "pathprox-divided": {"weight_decay": 1e-3, "lr": 0.1},
         "normalized": {"weight_decay": 1e-3, "lr": 0.1},
     },
     "task4": {

@@ -37,7 +37,7 @@ class Record:
     - best: step, val, test and active at the look with the best validation accuracy, the paper's choice;
     - last: means over the last tenth of the looks, and the spread of active units;
     - corrupted: origin, mean and each corruption's accuracy of the best network, its mean at each severity where there
-      are several, and the mean of the last network (last_mean);
+      are several, and the means of the last network (last_mean, last_severities);
     - size: parameters and multiply-adds of the best network as trained and once shrunk;
     - lipschitz: start and end, sorted local Lipschitz constants on 1000 test images;
     - pruned (Task 5): for each checkpoint the share of units left, accuracies and parameters;
@@ -52,6 +52,7 @@ class Record:
     """Why it did not end as it should."""
     device: str = ""
     precision: str = "float32"
+    compiled: bool = False
     data: dict[str, Any] = field(default_factory=dict)
     """Where the data came from, and how many images there were."""
     versions: dict[str, str] = field(default_factory=_versions)

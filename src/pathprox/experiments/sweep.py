@@ -41,10 +41,11 @@ class Work:
     data_dir: Path | None = None
     device: str | None = None
     precision: str | None = None
+    compiled: bool = False
 
     def __call__(self, cell: Cell) -> Record:
         """Run the cell, or go on with it where another process left it."""
-        setting = Setting.of(self.device, self.precision)
+        setting = Setting.of(self.device, self.precision, self.compiled)
         return run(*cell, self.folder, setting=setting, data_dir=self.data_dir, resume=True)
 
 

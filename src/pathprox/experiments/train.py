@@ -25,6 +25,8 @@ from pathprox.experiments.record import DIVERGED, DONE, INTERRUPTED, RUNNING, Re
 
 Watch = Callable[[Record, int, int], None]
 """Called after each look with the record so far, the steps done and the steps in all."""
+SAVING = 30
+"""Between two checkpoints lies at least so many times the time that one takes."""
 LAST = 10
 """The last tenth of the looks is averaged beside the best one."""
 
@@ -88,6 +90,7 @@ class Run:
         setting.prepare()
         self.recipe, self.setting, self.folder, self.data_dir, self.watch = recipe, setting, folder, data_dir, watch
         self.record = Record(recipe, seed, device=setting.device_name, precision=setting.precision)
+        self.record.compiled = setting.compiled
         self.checkpoint = folder / f"{self.record.name}.pt"
         data = load(recipe.data, data_dir, download=True)
         self.record.data = {"origin": data.origin, **{p: len(getattr(data, p)) for p in ("train", "val", "test")}}
@@ -103,6 +106,7 @@ class Run:
         self.branch = 0
         """The checkpoint whose cut network is being trained; 0: none yet."""
         self._clock = time.monotonic()
+        self._saved, self._save_cost = -math.inf, 0.0
 
     # From the first step to the record.
 
@@ -189,22 +193,9 @@ class Run:
             self._note_cut(left)
 
     def _cut(self, cut: int) -> tuple[Loop, float, bool]:
-        """The network of that checkpoint without its weak units, the share of units it still has, in percent, and
-        whether it is alive: a network that has lost all units of a layer says the same of every image."""
-        prune = self.recipe.prune
-        assert prune is not None
         whole = Loop(self.recipe, build(self.recipe.model), self.example, self.setting)
         whole.model.load_state_dict(self.marked[str(cut)])
-        masks = [whole.units.path_norm(group) >= prune.threshold for group in whole.groups]
-        left = 100 * float(torch.cat(masks).double().mean())
-        with torch.no_grad():
-            for group, alive in zip(whole.groups, masks, strict=True):
-                for s in group.out:
-                    scale_(whole.units, s, alive)
-        if not all(bool(alive.any()) for alive in masks):
-            return whole, left, False
-        small = pathprox.shrink(whole.model, whole.units).cpu()
-        return Loop(self.recipe, small, self.example, self.setting), left, True
+        return without_weak_units(whole, self.example)
 
     def _train_on(self, steps: int) -> Iterator[None]:
         recipe, lr = self.recipe, self.recipe.lr_at(self.recipe.steps)
@@ -218,16 +209,8 @@ class Run:
 
     def _note_cut(self, left: float) -> None:
         seen = self.eyes(self.loop)
-        self.record.final["pruned"].append(
-            {
-                "checkpoint": self.branch,
-                "active": left,
-                "val": seen["val"],
-                "test": seen["test"],
-                "loss": seen["loss"],
-                "parameters": sum(p.numel() for p in self.loop.model.parameters()),
-            }
-        )
+        parameters = sum(p.numel() for p in self.loop.model.parameters())
+        self.record.final["pruned"].append(cut_note(self.branch, left, seen, parameters))
         self._save()
 
     # Keeping what was done.
@@ -240,7 +223,7 @@ class Run:
         return self.record.seconds
 
     def _save(self) -> None:
-        """First the checkpoint, then the record: the record alone is what a reader sees."""
+        """First the checkpoint, unless the last one is too recent, then the record, which is what a reader sees."""
         self._seconds()
         state = {
             "record": {**vars(self.record), "recipe": None},
@@ -250,8 +233,12 @@ class Run:
             "marked": self.marked,
             "branch": self.branch,
         }
-        with replacing(self.checkpoint) as file:
-            torch.save(state, file)
+        begun = time.monotonic()
+        if begun - self._saved > SAVING * self._save_cost:
+            with replacing(self.checkpoint) as file:
+                torch.save(state, file)
+            self._saved = time.monotonic()
+            self._save_cost = self._saved - begun
         self._show()
 
     def _show(self) -> None:
@@ -279,6 +266,29 @@ class Run:
         self.record.write(self.folder)
         if self.record.finished:
             self.checkpoint.unlink(missing_ok=True)
+
+
+def without_weak_units(whole: Loop, example: Tensor) -> tuple[Loop, float, bool]:
+    """The network of a checkpoint without its weak units, the share of units it still has, in percent, and whether it
+    is alive: one that has lost all units of a layer says the same of every image, and stays as large as it was."""
+    prune = whole.recipe.prune
+    assert prune is not None
+    masks = [whole.units.path_norm(group) >= prune.threshold for group in whole.groups]
+    left = 100 * float(torch.cat(masks).double().mean())
+    with torch.no_grad():
+        for group, alive in zip(whole.groups, masks, strict=True):
+            for s in group.out:
+                scale_(whole.units, s, alive)
+    if not all(bool(alive.any()) for alive in masks):
+        return whole, left, False
+    small = pathprox.shrink(whole.model, whole.units).cpu()
+    return Loop(whole.recipe, small, example, whole.setting), left, True
+
+
+def cut_note(checkpoint: int, left: float, seen: dict[str, float], parameters: int) -> dict[str, float]:
+    """What a record says of a network that was cut and trained on."""
+    accuracies = {key: seen[key] for key in ("val", "test", "loss")}
+    return {"checkpoint": checkpoint, "active": left, **accuracies, "parameters": parameters}
 
 
 def best_look(record: Record) -> dict[str, float]:

@@ -86,6 +86,8 @@ class _Recipe:
     std: tuple[float, ...]
     few: bool = False
     """Whether only `PER_CLASS` images a class are for training, all others for validation."""
+    draw: int = 0
+    """Which draw of those images; the paper's is not known."""
     crop: int = 0
     flip: bool = False
 
@@ -202,6 +204,7 @@ _MNIST: dict[str, Any] = {"source": "mnist", "read": mnist_files, "size": 60000,
 _COLOUR: dict[str, Any] = {"mean": CIFAR_MEAN, "std": CIFAR_STD}
 _RECIPES = {
     "mnist-100": _Recipe(**_MNIST, val=59000, few=True),
+    **{f"mnist-100:{draw}": _Recipe(**_MNIST, val=59000, few=True, draw=draw) for draw in range(1, 6)},
     "mnist": _Recipe(**_MNIST, val=5000),
     "cifar10": _Recipe("cifar10", _cifar10_files, size=50000, val=5000, **_COLOUR, crop=4, flip=True),
     "svhn": _Recipe("svhn", _svhn_files, size=73257, val=6000, **_COLOUR),
@@ -213,7 +216,7 @@ def _cut(recipe: _Recipe, labels: Labels) -> tuple[Indices, Indices]:
 
     Validation has the first ones of a random permutation.
     """
-    random = np.random.default_rng(SEED)
+    random = np.random.default_rng(SEED + recipe.draw)
     if recipe.few:
         return few_of_each(labels, random, PER_CLASS if len(labels) == recipe.size else None)
     order, val = random.permutation(len(labels)), max(1, len(labels) * recipe.val // recipe.size)
