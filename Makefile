@@ -2,10 +2,11 @@
 PYTHON ?= python3
 VENV ?= .venv
 ZOO ?= .venv-zoo
+PEERS ?= .venv-peers
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help venv demo test test-slow lint format bench zoo clean
+.PHONY: help venv demo test test-slow lint format bench bench-finding bench-peers zoo clean
 
 help:
 	@echo "make demo       train a small network twice, with weight decay and with PathProx: table, pictures, a page"
@@ -13,6 +14,7 @@ help:
 	@echo "make test-slow  run the tests that take longer"
 	@echo "make lint       ruff and mypy"
 	@echo "make bench      what a step costs, what shrinking saves, how soon the objective is reached"
+	@echo "make bench-finding, make bench-peers  how long finding units takes; a step with PathProx and with its peers"
 	@echo "make zoo        real architectures: find units, kill some, shrink, compare (an hour on two cores)"
 
 # torch first and alone: with the version pinned here, nothing later can pull in another build of it.
@@ -46,6 +48,7 @@ bench: venv
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/shrinking.py
 	$(BIN)/python benchmarks/convergence.py
+	$(BIN)/python benchmarks/page.py
 
 # The zoo has an environment of its own. torchvision and timm come without their dependencies: torch is there already.
 ZOO_PIP := $(ZOO)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
@@ -56,9 +59,23 @@ $(ZOO)/ready: pyproject.toml constraints.txt
 	$(ZOO_PIP) pillow transformers==5.22.2 --editable .
 	@touch $@
 
+bench-finding: $(ZOO)/ready
+	$(ZOO)/bin/python benchmarks/finding.py
+
+# So have the peers that steps are compared with.
+PEERS_PIP := $(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+$(PEERS)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS_PIP) torch
+	$(PEERS_PIP) torch-pruning==1.6.1 torchao==0.18.0 --editable .
+	@touch $@
+
+bench-peers: $(PEERS)/ready
+	$(PEERS)/bin/python benchmarks/peers.py
+
 zoo: $(ZOO)/ready
 	$(ZOO)/bin/python scripts/zoo.py --out results/zoo --workers 2 --all-units
 	$(ZOO)/bin/python scripts/zoo.py --out results/zoo --table docs/zoo.md
 
 clean:
-	rm -rf $(VENV) $(ZOO) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(ZOO) $(PEERS) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

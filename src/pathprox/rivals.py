@@ -7,15 +7,16 @@ what "SGD on that objective" means. None of them reaches exact zeros.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from pathprox.balance import rescale_, scale_
+from pathprox.balance import rescale_
 from pathprox.prox import normalize_factor
 from pathprox.regularizer import Regularizer
 from pathprox.slices import Slice
+from pathprox.units import UnitGroup
 
 __all__ = ["GroupLasso", "Lasso", "NormalizedWeightDecay", "PathNorm", "WeightDecay"]
 
@@ -147,16 +148,28 @@ class NormalizedWeightDecay(WeightDecay):
     def _hold_(self, ok: Tensor | None) -> None:
         """Project every w that is free; fold |w| into v when it is held for the first time, or again after a freeze."""
         trained = self._options()
+        held: dict[torch.device, list[UnitGroup]] = {}
         for i, group in enumerate(g for g in self.units.couplings if g.homogeneous):
             if not all(id(self._parameter(s)) in trained for s in group.into + group.bias + group.out):
                 self._folded.discard(i)
-                continue
-            norm = self.units.norm(group.into)
-            factor = normalize_factor(norm)
-            factor = factor if ok is None else torch.where(ok, factor, 1)
-            if i in self._folded:
-                for s in group.into:
-                    scale_(self.units, s, factor)
+            elif i in self._folded:
+                held.setdefault(self._parameter(group.into[0]).device, []).append(group)
             else:
+                factor = self._factors(group, ok=ok)
                 rescale_(self.units, group, factor, 1 / factor, self.optimizer)
                 self._folded.add(i)
+        for groups in held.values():
+            self._project_(groups, ok)
+
+    def _project_(self, groups: Sequence[UnitGroup], ok: Tensor | None) -> None:
+        """All at once: on a GPU, and for small layers, many small operations would take longer than the arithmetic."""
+        factors = self._factors(*groups, ok=ok).split([len(group) for group in groups])
+        slices = [(s, factor) for group, factor in zip(groups, factors, strict=True) for s in group.into]
+        views = [s.view(self._parameter(s).detach()) for s, _ in slices]
+        parts = [s.expand(factor.to(view.dtype)) for (s, factor), view in zip(slices, views, strict=True)]
+        torch._foreach_mul_(views, parts)
+
+    def _factors(self, *groups: UnitGroup, ok: Tensor | None) -> Tensor:
+        """1 / |w| of all units of these groups; 1 where the step does not count."""
+        factors = normalize_factor(torch.cat([self.units.norm(group.into) for group in groups]))
+        return factors if ok is None else torch.where(ok, factors, 1)

@@ -121,7 +121,10 @@ class Book:
     def roots(self, labels: Tensor) -> Tensor:
         """Each label's representative; ZERO stays."""
         if self._roots is None or len(self._roots) != len(self._parent):
-            self._roots = torch.tensor([self.find(i) for i in range(len(self._parent))])
+            roots = torch.tensor(self._parent)
+            while not torch.equal(roots, further := roots[roots]):
+                roots = further
+            self._roots = roots
         return torch.where(labels == ZERO, ZERO, self._roots[labels.clamp_min(0)])
 
     def end(self, labels: Tensor | Iterable[int], reason: str, where: str, heirs: Tensor | None = None) -> None:
@@ -153,8 +156,8 @@ class Book:
 
     def feeds(self, labels: Tensor) -> Tensor:
         """Which labels already feed a weight."""
-        feeding = {self.find(label) for label in self._feeding if label > NONE}
-        return torch.isin(self.roots(labels), torch.tensor(sorted(feeding), dtype=labels.dtype))
+        feeding = self.roots(torch.tensor(sorted(self._feeding), dtype=labels.dtype))
+        return torch.isin(self.roots(labels), feeding[feeding > NONE])
 
     def ends(self) -> dict[int, list[End]]:
         """The ends of each representative. What has become one with its heir has not ended, it is curved."""

@@ -263,15 +263,15 @@ class Proof:
 
     def _draw(self, fresh: bool) -> None:
         """A point to try the statement at: fresh weights and noisy inputs, or the given inputs and noisy weights."""
-        self._point = {name: t.clone() for name, t in self._own.items()}
+        self._point = dict(self._own)
         for name, parameter in self._tensors.items():
             if isinstance(parameter, nn.Parameter) and parameter.is_floating_point():
                 own = self._own[name]
-                size = own.square().mean().sqrt()
-                if size == 0:
-                    size = 1 / torch.tensor(math.sqrt(max(1, own[0].numel()) if own.dim() > 1 else 4.0))
-                noise = self._normal(own) * size
-                self._point[name] = noise if fresh else own + noise / 2
+                size = torch.linalg.vector_norm(own) / math.sqrt(max(1, own.numel()))
+                if own.numel() and size == 0:
+                    size = 1 / torch.tensor(math.sqrt(own[0].numel() if own.dim() > 1 else 4.0))
+                noise = self._normal(own)
+                self._point[name] = noise.mul_(size) if fresh else noise.mul_(size / 2).add_(own)
         self.inputs = tree_map(self._noisy, self.given) if fresh else self.given
         self._seed += 1
         self._restore()
@@ -303,7 +303,7 @@ class Proof:
         return torch.rand(count, generator=self.random, dtype=torch.float64)
 
     def _normal(self, like: Tensor) -> Tensor:
-        return torch.randn(like.shape, generator=self.random, dtype=torch.float64).to(like)
+        return torch.randn(like.shape, generator=self.random).to(like)  # float64 would be drawn far more slowly
 
 
 def _out_of_memory(error: Exception) -> bool:
