@@ -86,6 +86,8 @@ def final(made: Record) -> dict[str, Any]:
     if recipe.corrupted:
         mean = found["best"]["test"] - 26 + noise.gauss(0, 0.4)
         found["corrupted"] = {"name": recipe.corrupted, "origin": "official", "missing": [], "mean": mean, "each": {}}
+        if recipe.corrupted == "cifar10-c":
+            found["corrupted"] |= {key: {"5": mean} for key in ("severities", "last_severities")}
     if recipe.lipschitz:
         ends = {"start": (0.6, 0.1), "end": (3.0 if recipe.method == "pathprox" else 6.0, 1.2)}
         found["lipschitz"] = {

@@ -8,17 +8,39 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
-from pathprox.experiments.recipes import GRIDS, SEEDS, grid, recipe_of
+from pathprox.experiments.paper import TABLES
+from pathprox.experiments.recipes import CHOSEN, GRIDS, METHODS, RECIPES, SEEDS, TASKS, Recipe, recipe_of
 from pathprox.experiments.record import DIVERGED, DONE, Record
 
 HYPER = ("lr", "weight_decay")
 """What the paper searched a grid for."""
-DECISIVE = ("model", "data", "batch", "milestones", "look_every", "prune")
+DECISIVE = ("model", "data", "batch", "momentum", "milestones", "look_every", "prune")
 """Fields besides those that change what comes out of a run; the others say what is measured."""
 IMAGES = {"mnist-100": 1000, "mnist": 55000, "cifar10": 45000, "svhn": 67257}
 """The paper's training images; smaller sets in the same format can be loaded under the same names."""
 WAYS = ("paper", "validation")
+
+
+@cache  # a recipe checks its network, and pages about many records ask again and again
+def named(name: str) -> Recipe:
+    """A recipe of the paper, or a task of it with any other method at PathProx's hyperparameters."""
+    task, _, method = name.partition("/")
+    if name in RECIPES or task not in TASKS or method not in METHODS:
+        return recipe_of(name)
+    return recipe_of(f"{task}/pathprox").changed(method=method)
+
+
+@cache
+def _lasting(name: str, steps: int) -> Recipe:
+    return named(name).lasting(steps)
+
+
+def of_paper(task: str) -> tuple[str, ...]:
+    """The methods that the paper shows for a task, in its tables or in a figure."""
+    tabled = dict.fromkeys(c.method for cells in TABLES.values() for c in cells if c.task == task)
+    return tuple(tabled or CHOSEN[task])
 
 
 def differences(record: Record, *, ignoring: Sequence[str] = HYPER) -> tuple[str, ...]:
@@ -27,8 +49,8 @@ def differences(record: Record, *, ignoring: Sequence[str] = HYPER) -> tuple[str
     A run of another length is compared with the paper's recipe at that length, so that milestones which moved along
     are not named again.
     """
-    recipe, paper = record.recipe, recipe_of(record.recipe.name)
-    scaled = paper.lasting(recipe.steps)
+    recipe, paper = record.recipe, named(record.recipe.name)
+    scaled = _lasting(paper.name, recipe.steps)
     found = [f"{recipe.steps:,} of {paper.steps:,} steps"] if recipe.steps != paper.steps else []
     for name in (*HYPER, *DECISIVE):
         mine, theirs = getattr(recipe, name), getattr(scaled, name)
@@ -58,7 +80,7 @@ def nearest(records: Sequence[Record], *, ignoring: Sequence[str] = HYPER) -> li
 
     def distance(kind: tuple[str, ...]) -> tuple[float, ...]:
         recipe = next(iter(kinds[kind].values())).recipe
-        paper = recipe_of(recipe.name)
+        paper = named(recipe.name)
         return recipe.data != paper.data, abs(recipe.steps - paper.steps), len(kind), -len(kinds[kind])
 
     found = kinds[min(kinds, key=distance)] if kinds else {}
@@ -108,7 +130,7 @@ def choose(name: str, records: Sequence[Record], chosen: str = "paper") -> Choic
     """The runs of a recipe with the paper's hyperparameters, or with those of the best validation accuracy."""
     if chosen not in WAYS:
         raise ValueError(f"chosen={chosen!r} is none of {', '.join(WAYS)}.")
-    paper, ended = recipe_of(name), done(records, name)
+    paper, ended = named(name), done(records, name)
     if chosen == "paper":
         choice = Choice(name, paper.lr, paper.weight_decay)
         found = nearest(at(ended, paper.lr, paper.weight_decay))
@@ -126,7 +148,8 @@ def _breadth(records: Sequence[Record]) -> str:
     """Among how many hyperparameters the choice was made."""
     recipe, first = records[0].recipe, min(r.seed for r in records)
     cells = {(r.recipe.lr, r.recipe.weight_decay) for r in records if r.seed == first}
-    whole = f" of the paper's {len(grid(recipe))}" if recipe.task in GRIDS else ""
+    paper = GRIDS.get(recipe.task)
+    whole = f" of the paper's {len(paper.lr) * len(paper.weight_decay)}" if paper else ""
     return f"hyperparameters chosen by validation accuracy among {len(cells)}{whole} cells of the grid"
 
 

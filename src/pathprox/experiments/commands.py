@@ -1,4 +1,4 @@
-"""The commands of the paper's experiments: data, recipes, train, sweep, table, figure, report, demo."""
+"""The commands of the paper's experiments: data, recipes, train, sweep, table, figure, report, reproduction, demo."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from pathprox.experiments.recipes import METHODS, RECIPES, SEEDS, TASKS, Grid, Recipe, grid, recipe_of
+from pathprox.experiments.choice import named
+from pathprox.experiments.recipes import METHODS, RECIPES, SEEDS, Grid, Recipe, grid
 
 app = typer.Typer(no_args_is_help=True)
 data = typer.Typer(no_args_is_help=True, help="The data sets: what is there, fetch them, make the corrupted ones.")
@@ -28,6 +29,9 @@ Epochs = Annotated[int | None, typer.Option(help="The same, in passes through th
 DataName = Annotated[
     str | None, typer.Option("--data", help="Another data set, like mnist-embedded, which needs no files.")
 ]
+Network = Annotated[str | None, typer.Option(help="Another network, like 'MLP-3-800 factorized'.")]
+Decay = Annotated[bool, typer.Option("--decay", help="Learning rate / 10 at half and at three quarters of the run.")]
+Compiled = Annotated[bool, typer.Option("--compile", help="Train through torch.compile.")]
 RESULTS = Path("results")
 
 
@@ -47,12 +51,24 @@ def told() -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def varied(recipe: Recipe, steps: int | None, epochs: int | None, name: str | None, data_dir: Path | None) -> Recipe:
-    """The recipe at another length, or on other data."""
+def varied(
+    recipe: Recipe,
+    steps: int | None,
+    epochs: int | None,
+    name: str | None,
+    data_dir: Path | None,
+    network: str | None = None,
+    decay: bool = False,
+) -> Recipe:
+    """The recipe at another length, on other data, with another network or with a decaying learning rate."""
     from pathprox.experiments.data import load
 
     if name is not None:
         recipe = recipe.changed(data=name)
+    if network is not None:
+        recipe = recipe.changed(model=network)
+    if decay:
+        recipe = recipe.changed(milestones=(recipe.steps // 2, recipe.steps * 3 // 4))
     if epochs is not None:
         if steps is not None:
             raise ValueError("--steps and --epochs say the same thing twice; give one of them")
@@ -83,14 +99,18 @@ def train(
     seed: Annotated[list[int] | None, typer.Option(help="Repeatable; default 0.")] = None,
     lr: Annotated[float | None, typer.Option(help="In place of the recipe's.")] = None,
     weight_decay: Annotated[float | None, typer.Option(help="In place of the recipe's.")] = None,
+    momentum: Annotated[float | None, typer.Option(help="Of SGD; the paper has none.")] = None,
     batch: Annotated[int | None, typer.Option(help="In place of the recipe's.")] = None,
     steps: Steps = None,
     epochs: Epochs = None,
     data_name: DataName = None,
+    network: Network = None,
+    decay: Decay = False,
     records: Records = RESULTS,
     data_dir: DataDir = None,
     device: Device = None,
     precision: Precision = None,
+    compiled: Compiled = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Start over even if there is a record.")] = False,
     tensorboard: Annotated[Path | None, typer.Option(help="Folder for TensorBoard events.")] = None,
@@ -101,24 +121,16 @@ def train(
     from pathprox.experiments.train import run
 
     with told():
-        own = {"lr": lr, "weight_decay": weight_decay, "batch": batch}
+        own = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "batch": batch}
         recipe = named(name).changed(**{key: value for key, value in own.items() if value is not None})
-        recipe = varied(recipe, steps, epochs, data_name, data_dir)
-        setting = Setting.of(device, precision)
+        recipe = varied(recipe, steps, epochs, data_name, data_dir, network, decay)
+        setting = Setting.of(device, precision, compiled)
         for number in seed or [0]:
             with watching(recipe, number, tensorboard) as watch:
                 options: dict[str, Any] = {"resume": resume, "again": again, "watch": watch}
                 record = run(recipe, number, records, setting=setting, data_dir=data_dir, **options)
             typer.echo(show(record))
             typer.echo(f"record: {records / record.name}.json")
-
-
-def named(name: str) -> Recipe:
-    """A recipe of the paper, or a task of it with any other method at PathProx's hyperparameters."""
-    task, _, method = name.partition("/")
-    if name in RECIPES or task not in TASKS or method not in METHODS:
-        return recipe_of(name)
-    return recipe_of(f"{task}/pathprox").changed(method=method)
 
 
 @app.command()
@@ -136,10 +148,13 @@ def sweep(
     steps: Steps = None,
     epochs: Epochs = None,
     data_name: DataName = None,
+    network: Network = None,
+    decay: Decay = False,
     records: Records = RESULTS,
     data_dir: DataDir = None,
     device: Device = None,
     precision: Precision = None,
+    compiled: Compiled = False,
 ) -> None:
     """Search a grid with one seed, choose by validation accuracy, repeat the choice with other seeds."""
     from pathprox.experiments import sweep as sweeps
@@ -150,7 +165,7 @@ def sweep(
     with told():
         if seeds < 1 or jobs < 1:
             raise ValueError(f"--seeds and --jobs are 1 or more, got {seeds} and {jobs}")
-        recipe = varied(named(f"{task}/{method}"), steps, epochs, data_name, data_dir)
+        recipe = varied(named(f"{task}/{method}"), steps, epochs, data_name, data_dir, network, decay)
         wanted = [recipe] if cells == "chosen" else grid(recipe, None if cells == "paper" else parse_grid(cells))
         load(recipe.data, data_dir, download=True)  # once, before several processes would
         records.mkdir(parents=True, exist_ok=True)
@@ -159,7 +174,7 @@ def sweep(
             pool = Batched()
         if ray is not None:
             pool = sweeps.Ray(ray, jobs, gpus)
-        work = sweeps.Work(records.resolve(), data_dir and data_dir.resolve(), device, precision)
+        work = sweeps.Work(records.resolve(), data_dir and data_dir.resolve(), device, precision, compiled)
         found = sweeps.sweep(wanted, range(seeds), work, pool, lambda r, n, of: typer.echo(f"[{n}/{of}] {line(r)}"))
         if len(wanted) > 1 and not recipe.prune:
             best = sweeps.chosen(wanted, found)
@@ -227,6 +242,18 @@ def report(
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text, encoding="utf-8")
         typer.echo(str(out))
+
+
+@app.command()
+def reproduction(
+    records: Records = RESULTS,
+    out: Annotated[Path, typer.Option(help="The Markdown file; figures go beside it.")] = Path("docs/reproduction.md"),
+) -> None:
+    """Write the page that says which of the paper's numbers were met again, from the records."""
+    from pathprox.experiments.reproduction import write
+
+    with told():
+        typer.echo(str(write(records, out)))
 
 
 @app.command()

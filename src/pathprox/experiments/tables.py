@@ -17,7 +17,20 @@ from pathprox.experiments.choice import Choice, choose, command, select, train
 from pathprox.experiments.recipes import METHODS, recipe_of
 from pathprox.experiments.record import Record
 
-__all__ = ["LEGEND", "Table", "commands", "mean_and_error", "select", "table"]
+__all__ = [
+    "LEGEND",
+    "Table",
+    "commands",
+    "each",
+    "markdown_table",
+    "mean",
+    "mean_and_error",
+    "numbers",
+    "select",
+    "shown",
+    "standard_errors",
+    "table",
+]
 
 MISSING, NONE = "missing", "-"
 COLUMNS = (
@@ -57,10 +70,8 @@ class Table:
         return "\n".join([self.title, "", *text.table(self.columns, self.rows), "", *told]) + "\n"
 
     def markdown(self) -> str:
-        rows = [self.columns, ("---",) * len(self.columns), *self.rows]
-        lines = ["| " + " | ".join(c.replace("|", "\\|") for c in row) + " |" for row in rows]
         notes = ["", *(f"- {note}" for note in self.notes)] if self.notes else []
-        return "\n".join([f"### {self.title}", "", *lines, "", LEGEND, *notes]) + "\n"
+        return "\n".join([f"### {self.title}", "", markdown_table(self.columns, self.rows), "", LEGEND, *notes]) + "\n"
 
     def csv(self) -> str:
         """The columns and rows alone, so that any program reads it; a dagger still marks what differs."""
@@ -72,6 +83,12 @@ class Table:
         """Without the title, which the page around it has."""
         legend = markup.paragraph(LEGEND, quiet=True)
         return "\n".join([markup.html_table(self.columns, self.rows), legend, markup.bullets(self.notes)])
+
+
+def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The lines of a table; a bar within a cell does not end it."""
+    lines = [columns, ("---",) * len(columns), *rows]
+    return "\n".join("| " + " | ".join(c.replace("|", "\\|") for c in line) + " |" for line in lines)
 
 
 def table(number: int, records: Sequence[Record], chosen: str = "paper") -> Table:
@@ -109,9 +126,8 @@ def mean_and_error(values: Sequence[float]) -> paper.Value:
 
 
 def _row(cell: paper.Cell, choice: Choice) -> tuple[str, ...]:
-    corrupted = cell.modification == paper.CORRUPTED
-    accuracies = _each(choice, _corrupted if corrupted else lambda final: final["best"]["test"])
-    ours = mean_and_error(accuracies) if accuracies else None
+    found = accuracies(cell, choice.records)
+    ours = mean_and_error(found) if found else None
     dagger = " †" if choice.differs else ""
     return (
         _number(cell),
@@ -119,28 +135,39 @@ def _row(cell: paper.Cell, choice: Choice) -> tuple[str, ...]:
         METHODS[cell.method].title,
         NONE if choice.lr is None else f"{choice.lr:g}",
         NONE if choice.weight_decay is None else f"{choice.weight_decay:g}",
-        _shown(cell.accuracy),
-        f"{_shown(ours)} (n = {len(accuracies)}){dagger}" if ours else MISSING,
+        shown(cell.accuracy),
+        f"{shown(ours)} (n = {len(found)}){dagger}" if ours else MISSING,
         _difference(ours, cell.accuracy),
-        _shown(cell.active),
-        _mean(_each(choice, lambda final: final["best"]["active"])),
-        _mean(_each(choice, lambda final: final["last"]["active"])),
-        _mean(_each(choice, lambda final: 100 * final["size"]["shrunk_parameters"] / final["size"]["parameters"])),
+        shown(cell.active),
+        mean(numbers(choice.records, "best", "active")),
+        mean(numbers(choice.records, "last", "active")),
+        mean(each(choice.records, _left)),
     )
+
+
+def accuracies(cell: paper.Cell, records: Sequence[Record], late: bool = False) -> list[float]:
+    """Of the best network of each run, as the paper has it; ``late``: of the last looks, or of the last network."""
+    if cell.modification == paper.CLEAN:
+        return numbers(records, "last" if late else "best", "test")
+    severity = paper.SEVERITY.get(recipe_of(f"{cell.task}/{cell.method}").corrupted or "")
+    if severity is None:
+        return numbers(records, "corrupted", "last_mean" if late else "mean")
+    return each(records, lambda final: final["corrupted"]["last_severities" if late else "severities"][severity])
 
 
 def _number(cell: paper.Cell) -> str:
     return cell.task.removeprefix("task")
 
 
-def _corrupted(final: dict[str, Any]) -> float:
-    return final["corrupted"]["mean"]
+def _left(final: dict[str, Any]) -> float:
+    """What is left of the parameters, in percent."""
+    return 100 * final["size"]["shrunk_parameters"] / final["size"]["parameters"]
 
 
-def _each(choice: Choice, get: Callable[[dict[str, Any]], float]) -> list[float]:
+def each(records: Sequence[Record], get: Callable[[dict[str, Any]], float | None]) -> list[float]:
     """That number of each run which has it: what a run did not measure is no error here."""
     found = []
-    for record in choice.records:
+    for record in records:
         try:
             value = get(record.final)
         except KeyError:
@@ -150,22 +177,33 @@ def _each(choice: Choice, get: Callable[[dict[str, Any]], float]) -> list[float]
     return found
 
 
-def _shown(value: paper.Value) -> str:
+def numbers(records: Sequence[Record], part: str, name: str) -> list[float]:
+    """The same for a number by its place in what a run leaves, like ("best", "test")."""
+    return each(records, lambda final: final[part][name])
+
+
+def shown(value: paper.Value, form: str = ".2f") -> str:
     known = value.error > 0 and math.isfinite(value.error)
-    return f"{value.mean:.2f} ± {value.error:.2f}" if known else f"{value.mean:.2f}"
+    return f"{value.mean:{form}} ± {value.error:{form}}" if known else f"{value.mean:{form}}"
 
 
-def _mean(values: Sequence[float]) -> str:
-    return _shown(mean_and_error(values)) if values else NONE
+def mean(values: Sequence[float], form: str = ".2f") -> str:
+    return shown(mean_and_error(values), form) if values else NONE
+
+
+def standard_errors(ours: paper.Value, theirs: paper.Value) -> float:
+    """Our mean less theirs, in standard errors of both combined; not a number where there is none to measure by.
+
+    So it is with a single run.
+    """
+    both = math.hypot(ours.error, theirs.error)
+    return (ours.mean - theirs.mean) / both if both else math.nan
 
 
 def _difference(ours: paper.Value | None, theirs: paper.Value) -> str:
-    """With a single run there is no standard error to measure by."""
-    if ours is None or not math.isfinite(ours.error):
-        return NONE
-    both = math.hypot(ours.error, theirs.error)
+    found = math.nan if ours is None else standard_errors(ours, theirs)
     # adding zero to what was rounded makes -0.0 a plain zero
-    return f"{round((ours.mean - theirs.mean) / both, 1) + 0.0:+.1f}" if both else NONE
+    return f"{round(found, 1) + 0.0:+.1f}" if math.isfinite(found) else NONE
 
 
 def _about_corrupted(choice: Choice) -> list[str]:
@@ -174,9 +212,10 @@ def _about_corrupted(choice: Choice) -> list[str]:
         return []
     found = [r.final.get("corrupted", {}) for r in choice.records]
     have = [f for f in found if f.get("mean") is not None]
-    notes = []
+    name = recipe_of(choice.name).corrupted
+    severity = paper.SEVERITY.get(name or "")
+    notes = [f"the accuracy is that at severity {severity}, which the paper's must be of"] if severity else []
     if len(have) < len(found):
-        name = recipe_of(choice.name).corrupted
         cure = f"`pathprox data fetch {name}` or `pathprox data make {name}`, then `{train(choice.name)} --again`"
         notes.append(f"{len(found) - len(have)} of {len(found)} runs saw no corrupted images; {cure}")
     for origin in sorted({f["origin"] for f in have}):

@@ -1,0 +1,275 @@
+"""What else the records hold, as Markdown: sizes, corrupted images, grids, momentum, other ways, precision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pathprox.experiments import paper
+from pathprox.experiments.choice import Choice, choose, differences, named, of_paper
+from pathprox.experiments.convergence_tables import NO_RECORD, OBJECTIVE, final, task_title
+from pathprox.experiments.figures import runs_of
+from pathprox.experiments.figures_parts import complete, mean_staircase, solutions, staircase
+from pathprox.experiments.recipes import GRIDS, METHODS, TASKS
+from pathprox.experiments.record import DIVERGED, DONE, Record
+from pathprox.experiments.tables import NONE, each, markdown_table, mean, numbers
+
+SEVERITIES = ("1", "2", "3", "4", "5")
+GRID_TASKS = ("task1", "task2", "task3", "task4", "task5")
+"""Those whose grids are searched by validation accuracy; Figure 3 goes by the objective, Figure 4 by all cells."""
+
+
+AT_MOST = (1, 3, 10, 30, 64, 100)
+"""Shares of active units, in percent; the paper says that weight decay stays above 64."""
+
+
+def _title(choice: Choice) -> tuple[str, str]:
+    """The first two columns of a row."""
+    task, method = choice.name.split("/")
+    return task_title(task), METHODS[method].title + (" †" if choice.differs else "")
+
+
+# Of the paper's recipes.
+
+
+def size_table(records: Sequence[Record]) -> str:
+    """Parameters and multiply-adds of the best network, as trained and once shrunk, for each recipe of Table 1."""
+    columns = (
+        "task",
+        "method",
+        "n",
+        "parameters",
+        "once shrunk",
+        "left (%)",
+        "multiply-adds",
+        "once shrunk",
+        "left (%)",
+    )
+    return markdown_table(columns, [_size(choose(name, records)) for name in table_names(1)])
+
+
+def table_names(number: int) -> list[str]:
+    """The recipes behind a table of the paper, each once."""
+    return list(dict.fromkeys(f"{cell.task}/{cell.method}" for cell in paper.TABLES[number]))
+
+
+def _size(choice: Choice) -> tuple[str, ...]:
+    sizes = [r.final["size"] for r in choice.records if "size" in r.final]
+    if not sizes:
+        return (*_title(choice), "0", NO_RECORD, *[NONE] * 5)
+    row = [*_title(choice), str(len(sizes))]
+    for what in ("parameters", "macs"):
+        row += [mean([s[f"{prefix}{what}"] for s in sizes], ",.0f") for prefix in ("", "shrunk_")]
+        row.append(mean([100 * s[f"shrunk_{what}"] / s[what] for s in sizes]))
+    return tuple(row)
+
+
+def corrupted_table(records: Sequence[Record]) -> str:
+    """Accuracy on corrupted images by severity, for the recipes that the paper shows it for."""
+    columns = ("task", "method", "n", "images", *(f"severity {s}" for s in SEVERITIES), "all", "all, last network")
+    tasks = {cell.task for cells in paper.TABLES.values() for cell in cells if cell.modification == paper.CORRUPTED}
+    names = dict.fromkeys(name for number in paper.TABLES for name in table_names(number))
+    chosen = [choose(name, records) for name in names if name.split("/")[0] in tasks]
+    return markdown_table(columns, [_corrupted(choice) for choice in chosen])
+
+
+def _corrupted(choice: Choice) -> tuple[str, ...]:
+    found = [r for r in choice.records if r.final.get("corrupted", {}).get("mean") is not None]
+    if not found:
+        return (*_title(choice), "0", NO_RECORD, *[NONE] * 7)
+
+    def at(severity: str) -> str:
+        return mean(each(found, lambda end: end["corrupted"]["severities"][severity]))
+
+    return (
+        *_title(choice),
+        str(len(found)),
+        ", ".join(sorted({r.final["corrupted"]["origin"] for r in found})),
+        *map(at, SEVERITIES),
+        mean(numbers(found, "corrupted", "mean")),
+        mean(numbers(found, "corrupted", "last_mean")),
+    )
+
+
+# Grids.
+
+
+def grid_records(task: str, method: str, records: Sequence[Record]) -> dict[tuple[float, float], Record]:
+    """The paper's recipe at each learning rate and weight decay that was tried, with the lowest seed there is."""
+    found: dict[tuple[float, float], Record] = {}
+    for r in sorted(records, key=lambda r: (-r.seed, len(r.final))):
+        if r.recipe.name == f"{task}/{method}" and not differences(r):
+            found[r.recipe.lr, r.recipe.weight_decay] = r
+    return found
+
+
+def grid_summary(task: str, records: Sequence[Record]) -> str:
+    """For each method how much of the grid there is, and what validation accuracy chooses beside the paper's choice."""
+    columns = (
+        "method",
+        "cells",
+        "done",
+        "diverged",
+        "the paper's choice",
+        "ours, by validation",
+        "n",
+        "test accuracy there",
+        "active there",
+    )
+    return markdown_table(columns, [_grid_row(task, method, records) for method in grid_methods(task, records)])
+
+
+def grid_methods(task: str, records: Sequence[Record]) -> list[str]:
+    """Those that the paper searched a grid for, and others that have several cells."""
+    searched = {name.split("/")[1] for name in table_names(1)}
+    return [m for m in of_paper(task) if task == "task5" or m in searched or len(grid_records(task, m, records)) > 1]
+
+
+def _grid_row(task: str, method: str, records: Sequence[Record]) -> tuple[str, ...]:
+    cells = grid_records(task, method, records)
+    whole = len(GRIDS[task].lr) * len(GRIDS[task].weight_decay)
+    count = {status: sum(r.status == status for r in cells.values()) for status in (DONE, DIVERGED)}
+    theirs = named(f"{task}/{method}")
+    choice = _hyper(theirs.lr, theirs.weight_decay) if task != "task5" else NONE
+    head = (METHODS[method].title, f"{len(cells)} of {whole}", str(count[DONE]), str(count[DIVERGED]), choice)
+    ours = by_validation(task, method, records)
+    if ours.lr is None or ours.weight_decay is None:
+        return (*head, NO_RECORD, "0", NONE, NONE)
+    there = [mean(numbers(ours.records, "best", name)) for name in ("test", "active")]
+    return (*head, _hyper(ours.lr, ours.weight_decay), str(len(ours.records)), *there)
+
+
+def by_validation(task: str, method: str, records: Sequence[Record]) -> Choice:
+    """What validation accuracy chooses among runs of the paper's recipe at any learning rate and weight decay."""
+    name = f"{task}/{method}"
+    return choose(name, [r for r in records if r.recipe.name == name and not differences(r)], "validation")
+
+
+def _hyper(lr: float, weight_decay: float) -> str:
+    return f"lr {lr:g}, weight decay {weight_decay:g}"
+
+
+def grid_table(task: str, method: str, records: Sequence[Record]) -> str:
+    """Validation accuracy, test accuracy and active share over learning rates and weight decays; empty without runs."""
+    cells = grid_records(task, method, records)
+    if not cells:
+        return ""
+    lrs = sorted({*GRIDS[task].lr, *(lr for lr, _ in cells)})
+    decays = sorted({*GRIDS[task].weight_decay, *(wd for _, wd in cells)})
+    ours = by_validation(task, method, records)
+    best = ours.lr, ours.weight_decay
+    rows = [(f"{wd:g}", *(_grid_cell(cells.get((lr, wd)), (lr, wd) == best) for lr in lrs)) for wd in decays]
+    return markdown_table(("weight decay", *(f"lr {lr:g}" for lr in lrs)), rows)
+
+
+def _grid_cell(record: Record | None, best: bool) -> str:
+    if record is None:
+        return NONE
+    if record.status != DONE:
+        return record.status
+    text = " / ".join(f"{record.final['best'][k]:.1f}" for k in ("val", "test", "active"))
+    return f"**{text}**" if best else text
+
+
+# Figure 4.
+
+
+def cut_table(records: Sequence[Record]) -> str:
+    """Test accuracies of cut networks with at most so many active units, the best by validation; empty without."""
+    rows = []
+    for method, runs in runs_of(4, records).items():
+        whole = complete(runs)
+        cases = [staircase(solutions([r for r in whole if r.seed == seed])) for seed in sorted({r.seed for r in whole})]
+        stairs = mean_staircase(cases)
+        if stairs:
+            up_to = [[test for active, test in stairs if active <= most] for most in AT_MOST]
+            row = (f"{stairs[0][0]:.1f}", *(f"{found[-1]:.2f}" if found else NONE for found in up_to))
+            rows.append((METHODS[method].title, str(len(cases)), *row))
+    columns = ("method", "n", "fewest active (%)", *(f"accuracy, {most:g}% or fewer" for most in AT_MOST))
+    return markdown_table(columns, rows) if rows else ""
+
+
+# Runs that are not the paper's.
+
+VARIED = ("lr", "weight_decay", "momentum", "batch", "steps", "data")
+"""Fields of a recipe that are options of the command line."""
+OUTCOME = ("n", "accuracy", "accuracy, late", "active", "active, late", "F balanced at the end")
+
+
+def _outcome(runs: Sequence[Record]) -> tuple[str, ...]:
+    shares = [mean(numbers(runs, part, name)) for name in ("test", "active") for part in ("best", "last")]
+    return (str(len(runs)), *shares, mean([final(r) for r in runs], OBJECTIVE))
+
+
+def with_momentum(records: Sequence[Record]) -> list[Record]:
+    return [r for r in records if r.recipe.momentum > 0]
+
+
+def in_other_ways(records: Sequence[Record]) -> list[Record]:
+    """Runs of methods that the paper does not show for a task, or of its own with something changed.
+
+    What has momentum has a table of its own, and cells of a grid differ in what the grid is about.
+    """
+    still = [r for r in records if r.recipe.momentum == 0]
+    return [r for r in still if r.recipe.method not in of_paper(r.recipe.task) or differences(r)]
+
+
+def reruns(records: Sequence[Record]) -> list[str]:
+    """The commands that make such runs."""
+    seeds: dict[str, set[int]] = {}
+    for r in records:
+        own, recipe = named(r.recipe.name), r.recipe
+        changed = [f for f in VARIED if getattr(recipe, f) != getattr(own, f)]
+        options = [f"--{f.replace('_', '-')} {getattr(recipe, f)}" for f in changed]
+        seeds.setdefault(" ".join(["pathprox train", recipe.name, *options]), set()).add(r.seed)
+    return [" ".join([start, *(f"--seed {s}" for s in sorted(seeds[start]))]) for start in sorted(seeds)]
+
+
+def beside(records: Sequence[Record], others: Sequence[Record]) -> str:
+    """The outcomes of some runs, and above them those of the paper's recipes for weight decay and these methods."""
+    rows = []
+    for task in TASKS:
+        groups: dict[tuple[str, tuple[str, ...]], list[Record]] = {}
+        for r in others:
+            if r.recipe.task == task and r.status in (DONE, DIVERGED):
+                groups.setdefault((r.recipe.method, differences(r, ignoring=())), []).append(r)
+        own = dict.fromkeys(["weight-decay", "pathprox", *(method for method, _ in groups)])
+        for method in own if groups else ():
+            rows += _own_row(task, method, records)
+        for method, what in sorted(groups, key=lambda key: (list(METHODS).index(key[0]), key[1])):
+            rows += _changed_row(task, method, what, groups[method, what])
+    return markdown_table(("task", "method", "what differs", *OUTCOME), rows) if rows else ""
+
+
+def _own_row(task: str, method: str, records: Sequence[Record]) -> list[tuple[str, ...]]:
+    choice = choose(f"{task}/{method}", records)
+    if method not in of_paper(task) or choice.differs or not choice.records:
+        return []
+    return [(task_title(task), METHODS[method].title, "the paper's recipe", *_outcome(choice.records))]
+
+
+def _changed_row(task: str, method: str, what: Sequence[str], runs: Sequence[Record]) -> list[tuple[str, ...]]:
+    differs = list(what) or ["the method alone"]
+    ended = [r for r in runs if r.status == DONE]
+    if len(ended) < len(runs):
+        differs.append(f"{len(runs) - len(ended)} of {len(runs)} diverged")
+    outcome = _outcome(ended) if ended else ("0", *[NONE] * (len(OUTCOME) - 1))
+    return [(task_title(task), METHODS[method].title, ", ".join(differs), *outcome)]
+
+
+def precision_table(records: Sequence[Record]) -> str:
+    """Recipes that were run at several precisions, a row for each of these; empty without."""
+    cells: dict[Any, dict[str, dict[int, Record]]] = {}
+    for r in records:
+        if r.status == DONE:
+            recipe = r.recipe
+            key = list(TASKS).index(recipe.task), list(METHODS).index(recipe.method), recipe.lr, recipe.weight_decay
+            cells.setdefault((*key, differences(r)), {}).setdefault(r.precision, {})[r.seed] = r
+    rows = []
+    for key in sorted(cells):
+        for precision, runs in sorted(cells[key].items()) if len(cells[key]) > 1 else ():
+            some = [runs[seed] for seed in sorted(runs)]
+            recipe = some[0].recipe
+            head = task_title(recipe.task), METHODS[recipe.method].title, _hyper(recipe.lr, recipe.weight_decay)
+            rows.append((*head, precision, *_outcome(some), f"{mean([r.seconds for r in some], '.0f')}"))
+    return markdown_table(("task", "method", "hyperparameters", "precision", *OUTCOME, "seconds"), rows) if rows else ""
