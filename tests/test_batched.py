@@ -120,6 +120,11 @@ def test_what_cannot_be_batched_is_refused_with_the_cure(recipe, words, tmp_path
         complete([(recipe, 0)], Work(tmp_path), Batched())
 
 
+def test_bf16_is_refused_since_it_would_not_be_used(tmp_path):
+    with pytest.raises(ValueError, match="--precision tf32"):
+        complete([(small(steps=5), 0)], Work(tmp_path, precision="bf16"), Batched())
+
+
 def test_a_method_that_has_no_batched_form_is_refused(monkeypatch, tmp_path):
     monkeypatch.setitem(METHODS, "new", METHODS["lasso"])
     with pytest.raises(ValueError, match=r"method new.*--jobs"):

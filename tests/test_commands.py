@@ -64,6 +64,27 @@ def test_several_seeds_in_one_command(tmp_path):
     assert {(r.recipe.steps, r.recipe.lr) for r in found} == {(5, 0.05)}
 
 
+def test_a_recipe_can_be_changed(tmp_path):
+    ok(
+        "train",
+        "figure2/pathprox",
+        "--steps",
+        20,
+        "--decay",
+        "--network",
+        "shallow-20",
+        "--momentum",
+        0.5,
+        "--records",
+        tmp_path,
+    )
+    (record,) = read_all(tmp_path)
+    recipe = record.recipe
+    assert (recipe.milestones, recipe.model, recipe.momentum) == ((10, 15), "shallow-20", 0.5)
+    assert record.history["lr"] == pytest.approx([recipe.lr_at(step) for step in record.history["step"]])
+    assert record.history["lr"][-1] == pytest.approx(recipe.lr / 100)
+
+
 def test_tensorboard_events_hold_the_history(tmp_path):
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     ok("train", "figure2/pathprox", "--steps", 10, "--records", tmp_path / "r", "--tensorboard", tmp_path / "events")

@@ -122,6 +122,13 @@ def test_the_splits_of_the_official_sizes(name, size, train, val):
         assert np.array_equal(rest, np.sort(np.random.default_rng(42).permutation(size)[:val]))
 
 
+def test_other_draws_of_a_hundred_a_class_are_other_images():
+    labels = np.arange(60000) % 10
+    first, second, again = (sets._cut(sets._RECIPES[f"mnist-100{d}"], labels)[0] for d in ("", ":1", ":1"))
+    assert np.array_equal(second, again)
+    assert len(np.intersect1d(first, second)) < 100
+
+
 def test_small_sets_are_cut_in_the_same_proportion(tmp_path):
     official.write_mnist(tmp_path, 600, 20)
     mnist, few = load("mnist", tmp_path), load("mnist-100", tmp_path)

@@ -356,7 +356,7 @@ def _apply(
                 True,
             )
         else:  # a few rows at a time: with all of them, this rare case would take the registers of the other
-            for top in range(0, ROWS, 4):
+            for top in range(0, ROWS, 16):
                 _apply_tile(
                     pieces,
                     addresses,
@@ -370,7 +370,7 @@ def _apply(
                     dtype,
                     SGD,
                     MOMENTUM,
-                    4,
+                    16,
                     COLUMNS,
                     False,
                 )

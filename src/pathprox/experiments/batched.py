@@ -76,6 +76,8 @@ class Batch:
     def __init__(self, work: Work, cells: Sequence[Cell], most: int = MOST) -> None:
         self.work, self.cells, self.recipe, self.most = work, cells, cells[0][0], most
         self.setting = Setting.of(work.device, work.precision)
+        if self.setting.precision == "bf16":
+            raise ValueError("--batched computes in float32 or tf32. Say --precision tf32, or leave --batched out.")
         self.setting.prepare()
         device = self.setting.device
         self.data = load(self.recipe.data, work.data_dir, download=True)

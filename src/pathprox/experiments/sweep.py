@@ -104,7 +104,7 @@ def in_turn(work: Work, cells: Sequence[Cell]) -> Iterator[Record]:
 
 @dataclass(frozen=True)
 class Processes:
-    """Several at a time on the device of this machine. A cell whose process dies is tried again from its last look.
+    """Several at a time on the device of this machine. A cell whose process dies goes on from its last checkpoint.
 
     On a GPU their kernels take turns, unless NVIDIA's multi-process service runs (``nvidia-cuda-mps-control -d``),
     which lets them overlap.

@@ -48,7 +48,7 @@ def run(
 ) -> Record:
     """Train by the recipe and write the record under ``folder``; a run that is finished there is not repeated.
 
-    ``resume`` continues an interrupted one from its last look, ``again`` starts over in any case. A number that is not
+    ``resume`` continues an interrupted one from its checkpoint, ``again`` starts over in any case. A number that is not
     finite ends the run with the status "diverged"; the record up to there is kept.
     """
     before = find(folder, recipe, seed)
@@ -58,7 +58,7 @@ def run(
     if work.checkpoint.exists() and not again:
         if not resume:
             raise UnfinishedError(
-                f"{recipe.name} with seed {seed} was interrupted and can go on from its last look. "
+                f"{recipe.name} with seed {seed} was interrupted and can go on from its last checkpoint. "
                 "Say --resume to continue it, or --again to start over."
             )
         work.load()
@@ -119,7 +119,7 @@ class Run:
         except FloatingPointError as error:
             self._end(DIVERGED, str(error))
         except KeyboardInterrupt:
-            self._end(INTERRUPTED, f"interrupted after step {self.step}; --resume goes on from the last look")
+            self._end(INTERRUPTED, f"interrupted after step {self.step}; --resume goes on from the last checkpoint")
             raise
         else:
             self._end(DONE)
@@ -252,7 +252,7 @@ class Run:
             self.watch(self.record, before + self.step, self.recipe.steps + branches)
 
     def load(self) -> None:
-        """Go back to the last look of an interrupted run."""
+        """Go back to the last checkpoint of an interrupted run."""
         state = torch.load(self.checkpoint, map_location=self.setting.device, weights_only=True)
         self.record = Record(**{**state["record"], "recipe": self.recipe, "status": RUNNING, "message": ""})
         self.step, self.best, self.marked, self.branch = (state[k] for k in ("step", "best", "marked", "branch"))
