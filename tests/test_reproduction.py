@@ -129,7 +129,7 @@ def test_the_share_of_the_run_is_that_of_the_first_look_at_or_below_where_weight
     ("ours", "outcome", "shown"),
     [
         ([9, 9, 2, 1], convergence.LATE, ["2/3", "0.67", "no"]),
-        ([9, 2, 9, 9], convergence.SOON, ["1/3", "0.33", "yes"]),
+        ([9, 2, 9, 4], convergence.SOON, ["1/3", "0.33", "yes"]),
         ([9, 3, 2.5, 2.1], convergence.NEVER, ["never", "-", "no"]),
     ],
 )
@@ -139,6 +139,12 @@ def test_a_third_of_the_run_is_soon_and_more_is_not(ours, outcome, shown):
     counts = {"2/3": "20,000", "1/3": "10,000", "never": "never"}
     (found,) = rows(convergence.race_table([race]))
     assert found[4:] == ["4.0000", f"{2 * ours[-1]:.4f}", "2.0000", f"{ours[-1]:.4f}", counts[shown[0]], *shown[1:]]
+
+
+def test_a_run_that_blows_up_is_neither_soon_nor_a_mark():
+    (race,) = convergence.races("task1", racers("task1", [9, 5, 3, 2], [9, 2, 1, 2.1]))
+    assert race.outcome == convergence.DIVERGED
+    assert convergence.races("task1", racers("task1", [9, 5, 2, 4.1], [9, 2, 1, 1])) == []
 
 
 def test_only_equal_cells_and_equal_seeds_are_compared():

@@ -18,6 +18,8 @@ THIRD = 1 / 3
 ORDER = ("figure1", "figure2", "figure3", "task1", "task2", "task3", "task4", "task5")
 OTHERS_MINIMISERS = ("lasso", "group-lasso")
 """They have other minimisers than F."""
+LOST = 2.0
+"""A run whose F ends at more than so many times its least has blown up."""
 SOON, LATE, NEVER = "yes", "later", "never"
 NO_RECORD = "no record yet"
 OBJECTIVE = ".4f"
@@ -57,7 +59,7 @@ class Race:
 
     @property
     def outcome(self) -> str:
-        if any(r.status == DIVERGED for r in self.ours):
+        if not all(map(settled, self.ours)):
             return DIVERGED
         return NEVER if math.isinf(self.share) else SOON if self.share <= THIRD else LATE
 
@@ -65,6 +67,11 @@ class Race:
 def final(record: Record, name: str = "balanced") -> float:
     """What a column of the history ends with."""
     return values(record, name)[-1]
+
+
+def settled(record: Record) -> bool:
+    """Whether a run has kept what it had: some blow up in the end without a number that is not finite."""
+    return record.status == DONE and final(record) <= LOST * min(values(record, "balanced"))
 
 
 def first_below(record: Record, level: float) -> float:
@@ -83,6 +90,8 @@ def races(task: str, records: Sequence[Record]) -> list[Race]:
         ours = _cells(records, f"{task}/{method}", (DONE, DIVERGED))
         for cell in sorted(set(theirs) & set(ours)):
             lr, weight_decay, differs = cell
+            if not all(map(settled, theirs[cell].values())):
+                continue
             found += _race(task, f"{lr:g}", weight_decay, theirs[cell], ours[cell], differs)
     return sorted(found, key=lambda r: (float(r.lr), r.weight_decay, r.differs, of_paper(task).index(r.method)))
 
@@ -160,7 +169,15 @@ def _race_row(race: Race) -> tuple[str, ...]:
     return (*head, *ends, f"{race.steps:,.0f}", f"{race.share:.2f}", "yes" if race.outcome == SOON else "no")
 
 
-SUMMARY = ("task", "cells", "in a third or less", "later", "never", "PathProx diverged", "does the claim hold?")
+SUMMARY = (
+    "task",
+    "cells",
+    "in a third or less",
+    "later",
+    "never",
+    "PathProx diverged or blew up",
+    "does the claim hold?",
+)
 
 
 def summary_rows(records: Sequence[Record]) -> list[tuple[str, ...]]:

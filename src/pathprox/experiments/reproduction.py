@@ -207,7 +207,8 @@ def _objective(records: Sequence[Record]) -> Section:
         "with the same one are compared, with the same learning rate and from the same start (the same seed); Task 5 "
         "starts from two networks, for PathProx trains the factorized form. *there after*: the iterations, at the "
         "first look, after which a method's balanced F is at or below the one that weight decay ends with; the slowest "
-        "seed counts.",
+        f"seed counts. A run whose F ends at more than {convergence.LOST:g} times its least has blown up; cells in "
+        "which weight decay itself does are left out.",
         "The claim: PathProx is there after a third of the iterations or less.",
     )
     blocks = [*told, tables.markdown_table(convergence.SUMMARY, convergence.summary_rows(records))]
