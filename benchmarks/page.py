@@ -50,8 +50,9 @@ def peers(record: Record) -> str:
         return [name, ratio, f"{low:.2f} to {high:.2f}", goal, same, f"{after[name]['ms']:.1f} ms"]
 
     versions = record["versions"]
-    note = f"{record['what']}; {record['repeats']} repeats; {record['machine']}; " + ", ".join(
-        f"{name} {versions[name]}" for name in ("torch", "torch-pruning", "torchao")
+    note = (
+        f"{record['what']}; {record['repeats']} repeats in {record['processes']} processes; {record['machine']}; "
+        + ", ".join(f"{name} {versions[name]}" for name in ("torch", "torch-pruning", "torchao"))
     )
     goal = f"goal: {GOAL}"
     head = ("", "training step, SGD = 1", "quartiles", goal, "forward and backward alone", "after `backward()`")
