@@ -135,7 +135,7 @@ def train(
 
 @app.command()
 def sweep(
-    task: Annotated[str, typer.Argument(help="task1 ... task5, figure1 ... figure3.")],
+    task: Annotated[str, typer.Argument(help="task1 ... task5, figure1 ... figure3, task2-decay, task5-decay.")],
     method: Annotated[str, typer.Option(help="A method; see `pathprox recipes`.")] = "pathprox",
     cells: Annotated[
         str, typer.Option("--grid", help="paper, chosen (the paper's choice alone), or 'lr=0.1,0.3 weight_decay=1e-3'.")

@@ -15,7 +15,7 @@ from pathprox.experiments.tables import NONE, markdown_table, mean, numbers
 
 THIRD = 1 / 3
 """Of the iterations: what PathProx may take to be where weight decay ends."""
-ORDER = ("figure1", "figure2", "figure3", "task1", "task2", "task3", "task4", "task5")
+ORDER = ("figure1", "figure2", "figure3", "task1", "task2", "task2-decay", "task3", "task4", "task5", "task5-decay")
 OTHERS_MINIMISERS = ("lasso", "group-lasso")
 """They have other minimisers than F."""
 LOST = 2.0
@@ -28,8 +28,9 @@ OBJECTIVE = ".4f"
 
 def task_title(task: str) -> str:
     """Task 5 is what Figure 4 is made of."""
-    word = "Task" if task.startswith("task") else "Figure"
-    return f"{word} {task[-1]}{' (Figure 4)' if task == 'task5' else ''}"
+    name, _, decayed = task.partition("-")
+    more = ", decaying lr" if decayed else " (Figure 4)" if task == "task5" else ""
+    return f"{'Task' if task.startswith('task') else 'Figure'} {name[-1]}{more}"
 
 
 @dataclass(frozen=True)
