@@ -13,7 +13,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -103,7 +103,7 @@ class Recipe:
     def __post_init__(self) -> None:
         self._check(self.method in METHODS, f"method {self.method!r} is none of {', '.join(METHODS)}")
         self._check(self.data in NAMES, f"data {self.data!r} is none of {', '.join(NAMES)}")
-        build(self.model, meta=True)
+        _require_network(self.model)
         for name in ("lr", "batch", "steps", "look_every"):
             self._check(getattr(self, name) > 0, f"{name} must be above 0, got {getattr(self, name)}")
         self._check(self.weight_decay >= 0, f"weight_decay must not be negative, got {self.weight_decay}")
@@ -184,6 +184,12 @@ class Recipe:
         if unknown:
             raise ValueError(f"a recipe has no {', '.join(unknown)}; its fields are {', '.join(known)}")
         return dataclasses.replace(self, **fields)
+
+
+@cache
+def _require_network(name: str) -> None:
+    """An error unless there is such a network; asked once for each name, since thousands of recipes are read."""
+    build(name, meta=True)
 
 
 def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
