@@ -1,6 +1,7 @@
 """Run by test_fast_step.py with TRITON_INTERPRET=1: the kernels, on the CPU, against the operations of torch."""
 
 import copy
+import sys
 from functools import partial
 
 import torch
@@ -23,15 +24,18 @@ def pair_of(model, data, make, steps, **options):
     return found
 
 
+SOME = ("VGG, channels last", "a chain", "grouped", "concatenation")
+
+
 def after_another_optimizer() -> None:
-    for name in ("VGG, channels last", "a chain", "grouped", "concatenation"):
+    for name in SOME:
         assert_alike(*pair_of(NETWORKS[name]().double(), data_for(name), OPTIMIZERS["AdamW"], 3))
 
 
-def sgd_leaves_its_step_to_the_kernels() -> None:
+def sgd_leaves_its_step_to_the_kernels(networks) -> None:
     """All but its first, which makes the momentum."""
     for options in ({}, {"momentum": 0.9}, {"momentum": 0.8, "nesterov": True}, {"momentum": 0.5, "dampening": 0.3}):
-        for name in NETWORKS if options == {"momentum": 0.9} else ("a chain",):
+        for name in networks if options == {"momentum": 0.9} else ("a chain",):
             make = partial(torch.optim.SGD, lr=0.02, fused=True, **options)
             pair = pair_of(NETWORKS[name]().double(), data_for(name), make, 3)
             assert_alike(*pair)
@@ -101,7 +105,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.manual_seed(0)
     after_another_optimizer()
-    sgd_leaves_its_step_to_the_kernels()
+    sgd_leaves_its_step_to_the_kernels(NETWORKS if "all" in sys.argv else SOME)
     a_gradient_that_is_not_finite_changes_nothing()
     matrices_larger_than_a_tile()
     groups_with_several_rates()

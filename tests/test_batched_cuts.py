@@ -37,7 +37,9 @@ def both(cells, folder, most=64):
     return complete(cells, Work(folder / "many"), Batched(most)), complete(cells, Work(folder / "single"), in_turn)
 
 
-@pytest.mark.parametrize("method", ["weight-decay", "lasso", "group-lasso", "pathprox"])
+@pytest.mark.parametrize(
+    "method", ["weight-decay", pytest.param("lasso", marks=pytest.mark.slow), "group-lasso", "pathprox"]
+)
 def test_task_5_has_the_records_of_single_runs(method, tmp_path, monkeypatch):
     """Two seeds, so that no two of the eight networks but those of one seed and checkpoint share their batches."""
     monkeypatch.setattr(Recipe, "counts_all_groups", method != "pathprox")

@@ -357,9 +357,12 @@ def test_a_piece_is_the_parameter_in_the_order_of_its_memory(shape, dims, order)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-def test_the_kernels_do_what_torch_does():
+@pytest.mark.parametrize("networks", ["some", pytest.param("all", marks=pytest.mark.slow)])
+def test_the_kernels_do_what_torch_does(networks):
     """In Triton's interpreter, which has to be asked for before Triton is imported."""
     script = Path(__file__).with_name("kernels_interpreted.py")
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(
+        [sys.executable, script, networks], env=environment, capture_output=True, text=True, timeout=280
+    )
     assert done.returncode == 0, done.stdout + done.stderr
