@@ -42,6 +42,17 @@ def sgd_leaves_its_step_to_the_kernels(networks) -> None:
             assert pair[0][2]._fast.step.whole is not None, name
 
 
+def momentum_that_is_switched_on_and_off_is_followed() -> None:
+    make = partial(torch.optim.SGD, lr=0.02, fused=True)
+    data = data_for("")
+    pair = pair_of(chain(8, 12, 10, 4).double(), data, make, 2)
+    for momentum in (0.9, 0.0):
+        for one, optimizer, _ in pair:
+            optimizer.param_groups[0]["momentum"] = momentum
+            train(one, optimizer, data, 3)
+        assert_alike(*pair)
+
+
 def a_gradient_that_is_not_finite_changes_nothing() -> None:
     """Neither in a layer with units, nor in the last bias, which no unit owns."""
     model, data = chain(8, 12, 10, 9, 4).double(), data_for("")
@@ -106,6 +117,7 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     after_another_optimizer()
     sgd_leaves_its_step_to_the_kernels(NETWORKS if "all" in sys.argv else SOME)
+    momentum_that_is_switched_on_and_off_is_followed()
     a_gradient_that_is_not_finite_changes_nothing()
     matrices_larger_than_a_tile()
     groups_with_several_rates()

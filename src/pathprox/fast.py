@@ -22,8 +22,8 @@ class FastPath:
         self.on = True
         """Tests compare the ways."""
         self.step: FusedStep | None = None
-        self.taken = False
-        """Whether the optimizer skips the step that it is in, since the kernels will take it."""
+        self.taken: Plan | None = None
+        """The plan of the step that the optimizer is in, if it skips it since the kernels will take it."""
         self._unfit: Plan | None = None
         self._captured: list[FusedStep] = []
         """Those whose addresses a CUDA graph knows: they must not go."""
@@ -31,18 +31,24 @@ class FastPath:
     def forget(self) -> None:
         self.step = None
 
-    def take_over(self, prox: PathProx, plan: Plan) -> bool:
-        """Before the optimizer's step: let the kernels do it, if they can."""
-        if self.taken and self.step is not None:  # the last step ended with an error
+    def may_take_over(self, prox: PathProx) -> bool:
+        """Before the optimizer's step, and cheap: whether it is worth to ask `take_over`."""
+        if self.taken is not None and self.step is not None:  # the last step ended with an error
             self.step.give_back(prox.optimizer)
+        self.taken = None
+        return self.on and self.step is not None and self.step.has_kernels
+
+    def take_over(self, prox: PathProx, plan: Plan) -> bool:
+        """Let the kernels take the optimizer's step, if they can."""
         step = self._find(prox, plan)
-        self.taken = step is not None and self._applies(prox, step) and step.take_over(prox.optimizer)
-        return self.taken
+        if step is not None and self._applies(prox, step) and step.take_over(prox.optimizer):
+            self.taken = plan
+        return self.taken is not None
 
     def step_(self, prox: PathProx, plan: Plan, ok: Tensor | None) -> bool:
         """After it: the whole algorithm at once, where every unit takes one factor; else False."""
-        if self.taken:
-            self.taken = False
+        if self.taken is not None:
+            self.taken = None
             assert self.step is not None
             self.step.give_back(prox.optimizer)
             if not self.step.whole_step_(self._decay(prox, self.step), prox.optimizer, prox._guard):
@@ -93,4 +99,4 @@ class FastPath:
 
     def __getstate__(self) -> dict[str, object]:
         """Copies and pickles find their own way."""
-        return {**self.__dict__, "step": None, "taken": False, "_unfit": None, "_captured": []}
+        return {**self.__dict__, "step": None, "taken": None, "_unfit": None, "_captured": []}

@@ -92,7 +92,9 @@ class FusedStep:
         self.tables: Tables | None = None
         """For the kernels, after the optimizer's step."""
         self.whole: Tables | None = None
-        """For the kernels that take the optimizer's step as well."""
+        """For the kernels that take the optimizer's step as well, if they can."""
+        self._whole_momentum: bool | None = None
+        """Whether those are for SGD with momentum; None before they were made."""
         self._captured: list[Tables] = []
         """Tables that a CUDA graph knows: they must not go."""
         self._skip = torch.ones(1, **move)
@@ -191,15 +193,22 @@ class FusedStep:
 
     # The optimizer's own step with it.
 
+    @property
+    def has_kernels(self) -> bool:
+        """The first step shows whether they can be built."""
+        return self._kernels is not None and self.tables is not None
+
     def take_over(self, optimizer: Optimizer) -> bool:
         """Before the step: whether the kernels will take it. If so, the optimizer is told to skip its own."""
-        if self._kernels is None or self.tables is None or type(optimizer) is not SGD or not _is_plain(optimizer):
-            return False  # the first step shows whether the kernels can be built
-        if capturing() and (self.whole is None or not self.whole.can_be_captured):
+        if type(optimizer) is not SGD or not _is_plain(optimizer):
             return False
-        if self.whole is None:
-            self.whole = self._make_whole(optimizer)
+        if self._whole_momentum != _has_momentum(optimizer):  # which may be switched on or off in training
+            if capturing():
+                return False
+            self._whole_momentum, self.whole = _has_momentum(optimizer), self._make_whole(optimizer)
         if self.whole is None or _memory_of(self.whole.made_of, optimizer) is None:
+            return False
+        if capturing() and not self.whole.can_be_captured:
             return False
         optimizer.found_inf = self._skip  # type: ignore[attr-defined]
         return True
@@ -212,7 +221,7 @@ class FusedStep:
     def whole_step_(self, decay: Decay, optimizer: Optimizer, guard: Guard) -> bool:
         """After a step that the optimizer has skipped."""
         assert self.whole is not None
-        memory = _memory_of(self.whole.made_of, optimizer)
+        memory = _memory_of(self.whole.made_of, optimizer)  # asked again: a hook may have put other gradients there
         assert memory is not None
         weights = [p.parameter.detach() for p in self.whole.made_of]
         addresses = [
@@ -234,8 +243,8 @@ class FusedStep:
         fine = all((p.dtype, p.device) == (self.dtype, self.device) and _is_dense(p) and p.requires_grad for p in rest)
         if not fine or largest >= 2**31 or any(id(p.parameter) not in groups for p in pieces):
             return None
-        momentum = bool(optimizer.param_groups[0]["momentum"])
-        return Tables(self.layout, pieces, [groups[id(p.parameter)] for p in pieces], sgd=True, momentum=momentum)
+        numbers = [groups[id(p.parameter)] for p in pieces]
+        return Tables(self.layout, pieces, numbers, sgd=True, momentum=_has_momentum(optimizer))
 
     def _find_states(self, optimizer: Optimizer) -> tuple[list[Piece], list[Tensor]] | None:
         """All that is multiplied."""
@@ -298,13 +307,17 @@ def _is_plain(optimizer: Optimizer) -> bool:
     """Whether all groups of SGD are fused and of one kind, and no GradScaler is at work."""
     groups = optimizer.param_groups
     scaled = any(getattr(optimizer, name, None) is not None for name in ("found_inf", "grad_scale"))
-    alike = len({bool(group["momentum"]) for group in groups}) == 1
+    alike = all(bool(group["momentum"]) == _has_momentum(optimizer) for group in groups)
     return alike and not scaled and all(group["fused"] and not group["differentiable"] for group in groups)
+
+
+def _has_momentum(optimizer: Optimizer) -> bool:
+    return bool(optimizer.param_groups[0]["momentum"])
 
 
 def _memory_of(pieces: Sequence[Piece], optimizer: Optimizer) -> list[tuple[Tensor, Tensor | None]] | None:
     """The gradient and the momentum of each piece; None if one is missing or does not lie as the weights do."""
-    momentum = bool(optimizer.param_groups[0]["momentum"])
+    momentum = _has_momentum(optimizer)
     found: list[tuple[Tensor, Tensor | None]] = []
     for p in pieces:
         x, gradient = p.parameter, p.parameter.grad

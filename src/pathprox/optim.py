@@ -99,7 +99,7 @@ class PathProx(Regularizer):
 
     def _after_step_(self, ok: Tensor | None) -> None:
         self._ok = None
-        plan = self._make_plan()
+        plan = self._fast.taken or self._make_plan()
         if not self._fast.step_(self, plan, ok):
             self._measure(plan, ok)
             for c in plan.couplings:
@@ -234,6 +234,8 @@ class PathProx(Regularizer):
                 self._fold_(c, gradients=True)
 
     def _takes_over(self) -> bool:
+        if not self._fast.may_take_over(self):
+            return False
         if any(c.gauge is not None and c.versions != self._versions(c) for c in self._couplings):
             return False
         return self._fast.take_over(self, self._make_plan())
@@ -246,7 +248,7 @@ class PathProx(Regularizer):
         return [self._parameter(s)._version for s in c.into]
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._fast.taken:
+        if self._fast.taken is not None:
             with torch.no_grad():
                 self._after_step_(None)
         else:

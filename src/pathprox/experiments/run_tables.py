@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -191,7 +192,7 @@ def cut_table(records: Sequence[Record]) -> str:
 
 # Runs that are not the paper's.
 
-VARIED = ("lr", "weight_decay", "momentum", "batch", "steps", "data")
+VARIED = ("lr", "weight_decay", "momentum", "batch", "steps", "data", "model")
 """Fields of a recipe that are options of the command line."""
 OUTCOME = ("n", "accuracy", "accuracy, late", "active", "active, late", "F balanced at the end")
 
@@ -220,7 +221,10 @@ def reruns(records: Sequence[Record]) -> list[str]:
     for r in records:
         own, recipe = named(r.recipe.name), r.recipe
         changed = [f for f in VARIED if getattr(recipe, f) != getattr(own, f)]
-        options = [f"--{f.replace('_', '-')} {getattr(recipe, f)}" for f in changed]
+        names = {f: "network" if f == "model" else f.replace("_", "-") for f in changed}
+        options = [f"--{names[f]} {shlex.quote(str(getattr(recipe, f)))}" for f in changed]
+        if recipe.milestones == (recipe.steps // 2, recipe.steps * 3 // 4) and not own.milestones:
+            options.append("--decay")
         seeds.setdefault(" ".join(["pathprox train", recipe.name, *options]), set()).add(r.seed)
     return [" ".join([start, *(f"--seed {s}" for s in sorted(seeds[start]))]) for start in sorted(seeds)]
 

@@ -137,7 +137,7 @@ def _row(cell: paper.Cell, choice: Choice) -> tuple[str, ...]:
         NONE if choice.weight_decay is None else f"{choice.weight_decay:g}",
         shown(cell.accuracy),
         f"{shown(ours)} (n = {len(found)}){dagger}" if ours else MISSING,
-        _difference(ours, cell.accuracy),
+        difference(ours, cell.accuracy),
         shown(cell.active),
         mean(numbers(choice.records, "best", "active")),
         mean(numbers(choice.records, "last", "active")),
@@ -200,10 +200,10 @@ def standard_errors(ours: paper.Value, theirs: paper.Value) -> float:
     return (ours.mean - theirs.mean) / both if both else math.nan
 
 
-def _difference(ours: paper.Value | None, theirs: paper.Value) -> str:
+def difference(ours: paper.Value | None, theirs: paper.Value, none: str = NONE) -> str:
     found = math.nan if ours is None else standard_errors(ours, theirs)
     # adding zero to what was rounded makes -0.0 a plain zero
-    return f"{round(found, 1) + 0.0:+.1f}" if math.isfinite(found) else NONE
+    return f"{round(found, 1) + 0.0:+.1f}" if math.isfinite(found) else none
 
 
 def _about_corrupted(choice: Choice) -> list[str]:

@@ -89,8 +89,9 @@ class Run:
         setting = setting or Setting.of()
         setting.prepare()
         self.recipe, self.setting, self.folder, self.data_dir, self.watch = recipe, setting, folder, data_dir, watch
-        self.record = Record(recipe, seed, device=setting.device_name, precision=setting.precision)
-        self.record.compiled = setting.compiled
+        self.record = Record(
+            recipe, seed, device=setting.device_name, precision=setting.precision, compiled=setting.compiled
+        )
         self.checkpoint = folder / f"{self.record.name}.pt"
         data = load(recipe.data, data_dir, download=True)
         self.record.data = {"origin": data.origin, **{p: len(getattr(data, p)) for p in ("train", "val", "test")}}
@@ -225,7 +226,16 @@ class Run:
     def _save(self) -> None:
         """First the checkpoint, unless the last one is too recent, then the record, which is what a reader sees."""
         self._seconds()
-        state = {
+        begun = time.monotonic()
+        if begun - self._saved > SAVING * self._save_cost:
+            with replacing(self.checkpoint) as file:
+                torch.save(self._state(), file)
+            self._saved = time.monotonic()
+            self._save_cost = self._saved - begun
+        self._show()
+
+    def _state(self) -> dict[str, Any]:
+        return {
             "record": {**vars(self.record), "recipe": None},
             "loop": self.loop.state(),
             "step": self.step,
@@ -233,13 +243,6 @@ class Run:
             "marked": self.marked,
             "branch": self.branch,
         }
-        begun = time.monotonic()
-        if begun - self._saved > SAVING * self._save_cost:
-            with replacing(self.checkpoint) as file:
-                torch.save(state, file)
-            self._saved = time.monotonic()
-            self._save_cost = self._saved - begun
-        self._show()
 
     def _show(self) -> None:
         self.record.write(self.folder)

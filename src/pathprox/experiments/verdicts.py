@@ -15,6 +15,7 @@ from pathprox.experiments.record import Record
 from pathprox.experiments.tables import (
     NONE,
     accuracies,
+    difference,
     markdown_table,
     mean,
     mean_and_error,
@@ -148,8 +149,7 @@ def _row(mine: Ours) -> tuple[str, ...]:
 
 
 def _in_errors(found: Sequence[float], theirs: paper.Value) -> str:
-    errors = standard_errors(mean_and_error(found), theirs) if found else math.nan
-    return f"{round(errors, 1) + 0.0:+.1f}" if math.isfinite(errors) else "n/a"
+    return difference(mean_and_error(found) if found else None, theirs, none="n/a")
 
 
 def cells() -> list[paper.Cell]:
