@@ -87,6 +87,19 @@ def step_gpu(record: Record) -> str:
     return f"{table(head, rows)}\n\n({note}.)"
 
 
+def kernels_gpu(record: Record) -> str:
+    """What a profile finds in PathProx's `optimizer.step()`."""
+    names = ("_measure", "_combine", "_decide", "_apply")
+    rows = []
+    for name, r in record["optimizer.step()"].items():
+        seen = r["microseconds in kernels"]
+        shown = [seen.get(kernel, 0.0) for kernel in names]
+        rest = 1000 * r["ms a step"]["fused"] - sum(shown)
+        limit = 1000 * r["ms by memory alone"]["fused"]
+        rows.append([name, *(f"{t:.0f}" for t in (*shown, rest, limit))])
+    return table(("microseconds", *(f"`{name}`" for name in names), "between them", "memory alone"), rows)
+
+
 def training_gpu(record: Record) -> str:
     """A whole training step on a GPU."""
     rows = [
@@ -151,6 +164,7 @@ TABLES: dict[str, tuple[str, Callable[[Record], str]]] = {
     "peers": ("peers", peers),
     "step": ("step", step),
     "step on a GPU": ("step_gpu", step_gpu),
+    "kernels on a GPU": ("step_gpu", kernels_gpu),
     "training step on a GPU": ("step_gpu", training_gpu),
     "finding": ("finding", finding),
     "shrinking": ("shrinking", shrinking),

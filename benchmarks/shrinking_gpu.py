@@ -93,7 +93,7 @@ def main() -> None:
     setting.prepare()
     recipe = RECIPES["task3/pathprox"].lasting(options.epochs * CIFAR_EPOCH)
     data = load(recipe.data, options.data_dir)
-    runs = {name: train(recipe, data, setting, every) for name, every in (("without", None), ("with", options.every))}
+    runs = {name: train(recipe, data, setting, every) for name, every in (("with", options.every), ("without", None))}
     found = {
         "what": f"Task 3, PathProx, {options.epochs} epochs, {options.precision}; units removed every {options.every}",
         "machine": f"{torch.cuda.get_device_name()}, torch {torch.__version__}",

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.profiler import ProfilerActivity, profile
 
 import pathprox
 from pathprox.experiments.models import MLP, VGG
@@ -120,6 +121,16 @@ def bandwidth(repeats: int) -> float:
     return 2 * 4 * source.numel() / (statistics.median(times) / 1000)
 
 
+def kernels(graph: torch.cuda.CUDAGraph) -> dict[str, float]:
+    """Microseconds in each kernel, as the profiler sees them."""
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        for _ in range(INNER):
+            graph.replay()
+        torch.cuda.synchronize()
+    events = [event for event in seen.key_averages() if event.device_time_total]
+    return {event.key[:60]: round(event.device_time_total / INNER, 1) for event in events}
+
+
 def steps(found: Found, momentum: float, repeats: int, speed: float) -> dict[str, object]:
     """optimizer.step() alone, with gradients that are there."""
     graphs, kept, least = {}, [], {}
@@ -141,6 +152,7 @@ def steps(found: Found, momentum: float, repeats: int, speed: float) -> dict[str
         "ratio to SGD": round(ms["fused"] / ms["SGD"], 3),
         "ratio to the limit": round(ms["fused"] / least["fused"], 3),
         "loop / fused": round(ms["loop"] / ms["fused"], 2),
+        "microseconds in kernels": kernels(graphs["fused"]),
     }
 
 

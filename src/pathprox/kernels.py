@@ -17,60 +17,59 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pathprox.tiles import BLOCK, COLUMNS, ROWS, Tables
+from pathprox import tiles
+from pathprox.tiles import Tables
 
 WARPS = 4
+HIGH, WIDE = tl.constexpr(tiles.ROWS), tl.constexpr(tiles.COLUMNS)
+FIELDS, KIND, GROUP = (tl.constexpr(x) for x in (tiles.FIELDS, tiles.KIND, tiles.GROUP))
+BY_ROW, BY_COLUMN = tl.constexpr(tiles.BY_ROW), tl.constexpr(tiles.BY_COLUMN)
+SGD, SGD_MOMENTUM = tl.constexpr(1), tl.constexpr(2)
+"""Whose step the kernels take as well; 0: nobody's."""
 WIDEST = 128
 """The most couplings that `_decide`, a single program, can relate to each other."""
 
 
 @triton.jit
-def _place(pieces, tiles, tile, top, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ALIGNED: tl.constexpr):
+def _find(tiles, addresses, rates):
+    """This program's tile in the table, where its tensors begin, and the rates of its parameter group."""
+    tile = tiles + FIELDS * tl.program_id(0)
+    return tile, addresses + 4 * tl.load(tile), rates + 8 * tl.load(tile + GROUP)
+
+
+@triton.jit
+def _place(tile, top, HEIGHT: tl.constexpr, ALIGNED: tl.constexpr):
     """Some rows of a tile: offsets in its tensor, which of them are in it, rows and columns, and which of those are."""
-    piece = pieces + 4 * tl.load(tiles + 5 * tile)
-    rows = tl.load(tiles + 5 * tile + 1) + top + tl.arange(0, ROWS)
-    left, width, count = tl.load(tiles + 5 * tile + 3), tl.load(piece), tl.load(piece + 1)
+    rows = tl.load(tile + 1) + top + tl.arange(0, HEIGHT)
+    left, width, count = tl.load(tile + 3), tl.load(tile + 5), tl.load(tile + 6)
     if ALIGNED:
         left, width, count = tl.multiple_of(left, 16), tl.multiple_of(width, 4), tl.multiple_of(count, 4)
-    columns = left + tl.arange(0, COLUMNS)
+    columns = left + tl.arange(0, WIDE)
     offsets = rows[:, None] * width + columns[None, :]
-    row_inside, column_inside = rows < tl.load(tiles + 5 * tile + 2), columns < width
+    row_inside, column_inside = rows < tl.load(tile + 2), columns < width
     inside = row_inside[:, None] & column_inside[None, :] & (offsets < count)
     return offsets, inside, rows, row_inside, columns, column_inside
 
 
 @triton.jit
-def _at(addresses, tiles, tile, which: tl.constexpr, dtype: tl.constexpr, ALIGNED: tl.constexpr):
-    """Where a tile's weights (0), their gradients (1) or their momentum (2) begin."""
-    begin = tl.load(addresses + 4 * tl.load(tiles + 5 * tile) + which).to(tl.pointer_type(dtype))
+def _begin(at, which: tl.constexpr, dtype: tl.constexpr, ALIGNED: tl.constexpr):
+    """Where the weights (0), their gradients (1) or their momentum (2) are."""
+    begin = tl.load(at + which).to(tl.pointer_type(dtype))
     if ALIGNED:
         begin = tl.multiple_of(begin, 16)
     return begin
 
 
 @triton.jit
-def _moved(
-    pieces,
-    addresses,
-    rates,
-    tiles,
-    tile,
-    offsets,
-    inside,
-    dtype: tl.constexpr,
-    SGD: tl.constexpr,
-    MOMENTUM: tl.constexpr,
-    ALIGNED: tl.constexpr,
-):
-    """The weights, and their momentum, after the step of SGD; without ``SGD`` the weights as they are."""
-    p = tl.load(_at(addresses, tiles, tile, 0, dtype, ALIGNED) + offsets, mask=inside, other=0)
+def _moved(at, rate, offsets, inside, dtype: tl.constexpr, STEP: tl.constexpr, ALIGNED: tl.constexpr):
+    """The weights, and their momentum, after the step of SGD, if there is one to take."""
+    p = tl.load(_begin(at, 0, dtype, ALIGNED) + offsets, mask=inside, other=0)
     m = p
-    if SGD:
-        rate = rates + 8 * tl.load(pieces + 4 * tl.load(tiles + 5 * tile) + 3)
-        g = tl.load(_at(addresses, tiles, tile, 1, dtype, ALIGNED) + offsets, mask=inside, other=0)
+    if STEP >= SGD:
+        g = tl.load(_begin(at, 1, dtype, ALIGNED) + offsets, mask=inside, other=0)
         g = tl.load(rate + 5).to(dtype) * g + tl.load(rate + 4).to(dtype) * p
-        if MOMENTUM:
-            m = tl.load(_at(addresses, tiles, tile, 2, dtype, ALIGNED) + offsets, mask=inside, other=0)
+        if STEP == SGD_MOMENTUM:
+            m = tl.load(_begin(at, 2, dtype, ALIGNED) + offsets, mask=inside, other=0)
             m = tl.load(rate + 2).to(dtype) * m + tl.load(rate + 3).to(dtype) * g
             g = tl.load(rate + 6).to(dtype) * g + tl.load(rate + 7).to(dtype) * m
         p -= tl.load(rate + 1).to(dtype) * g
@@ -79,60 +78,31 @@ def _moved(
 
 @triton.jit
 def _measure_tile(
-    pieces,
-    addresses,
-    rates,
-    tiles,
-    partial,
-    bad,
-    measured,
-    dtype: tl.constexpr,
-    SGD: tl.constexpr,
-    MOMENTUM: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    ALIGNED: tl.constexpr,
+    tile, at, rate, partial, bad, measured, dtype: tl.constexpr, STEP: tl.constexpr, ALIGNED: tl.constexpr
 ):
-    tile = tl.program_id(0)
-    offsets, inside, _a, _b, _c, _d = _place(pieces, tiles, tile, 0, ROWS, COLUMNS, ALIGNED)
-    if tile < measured:
-        x, _m = _moved(pieces, addresses, rates, tiles, tile, offsets, inside, dtype, SGD, MOMENTUM, ALIGNED)
-        if tl.load(pieces + 4 * tl.load(tiles + 5 * tile) + 2) == 0:
-            tl.store(partial + tile * COLUMNS + tl.arange(0, ROWS), tl.sum(x * x, axis=1))
+    number = tl.program_id(0)
+    offsets, inside, _a, _b, _c, _d = _place(tile, 0, HIGH, ALIGNED)
+    if number < measured:
+        x, _m = _moved(at, rate, offsets, inside, dtype, STEP, ALIGNED)
+        if tl.load(tile + KIND) == BY_ROW:
+            tl.store(partial + number * WIDE + tl.arange(0, HIGH), tl.sum(x * x, axis=1))
         else:
-            tl.store(partial + tile * COLUMNS + tl.arange(0, COLUMNS), tl.sum(x * x, axis=0))
+            tl.store(partial + number * WIDE + tl.arange(0, WIDE), tl.sum(x * x, axis=0))
     else:
-        g = tl.load(_at(addresses, tiles, tile, 1, dtype, ALIGNED) + offsets, mask=inside, other=0)
+        g = tl.load(_begin(at, 1, dtype, ALIGNED) + offsets, mask=inside, other=0)
         wrong = tl.where(tl.abs(g) < float("inf"), 0, 1)
-        tl.store(bad + tile - measured, tl.sum(tl.sum(wrong, axis=1), axis=0))
+        tl.store(bad + number - measured, tl.sum(tl.sum(wrong, axis=1), axis=0))
 
 
 @triton.jit
-def _measure(
-    pieces,
-    addresses,
-    rates,
-    tiles,
-    partial,
-    bad,
-    measured,
-    dtype: tl.constexpr,
-    SGD: tl.constexpr,
-    MOMENTUM: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+def _measure(tiles, addresses, rates, partial, bad, measured, dtype: tl.constexpr, STEP: tl.constexpr):
     """The sums of squares of a tile's rows or columns, in the weights' own type: few numbers, added as a tree. What
-    tiles give to a unit is added in float64. For weights that are not measured, how many
-    gradients are not finite."""
-    if tl.load(addresses + 4 * tl.load(tiles + 5 * tl.program_id(0)) + 3) != 0:
-        _measure_tile(
-            pieces, addresses, rates, tiles, partial, bad, measured, dtype, SGD, MOMENTUM, ROWS, COLUMNS, True
-        )
+    tiles give to a unit is added in float64. For weights that are not measured, how many gradients are not finite."""
+    tile, at, rate = _find(tiles, addresses, rates)
+    if tl.load(at + 3) != 0:
+        _measure_tile(tile, at, rate, partial, bad, measured, dtype, STEP, True)
     else:
-        _measure_tile(
-            pieces, addresses, rates, tiles, partial, bad, measured, dtype, SGD, MOMENTUM, ROWS, COLUMNS, False
-        )
+        _measure_tile(tile, at, rate, partial, bad, measured, dtype, STEP, False)
 
 
 @triton.jit
@@ -274,120 +244,70 @@ def _decide(
 
 
 @triton.jit
-def _factor(factors, slots, layers, at, mask):
+def _factor(factors, slots, position, inside):
     """A unit's factor times its layer's."""
-    return tl.load(factors + tl.load(slots + at, mask=mask, other=0)) * tl.load(
-        factors + tl.load(layers + at, mask=mask, other=0)
-    )
+    unit = tl.load(slots + 3 * position, mask=inside, other=0)
+    layer = tl.load(slots + 3 * position + 1, mask=inside, other=0)
+    return tl.load(factors + unit) * tl.load(factors + layer)
+
+
+@triton.jit
+def _momentum_factor(factors, slots, position, inside):
+    return tl.load(factors + tl.load(slots + 3 * position + 2, mask=inside, other=0))
 
 
 @triton.jit
 def _apply_tile(
-    pieces,
-    addresses,
-    rates,
-    tiles,
+    tile,
+    at,
+    rate,
     slots,
-    layers,
-    states,
     factors,
     top,
     dtype: tl.constexpr,
-    SGD: tl.constexpr,
-    MOMENTUM: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    STEP: tl.constexpr,
+    HEIGHT: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    tile = tl.program_id(0)
-    offsets, inside, rows, row_inside, columns, column_inside = _place(pieces, tiles, tile, top, ROWS, COLUMNS, ALIGNED)
-    x, m = _moved(pieces, addresses, rates, tiles, tile, offsets, inside, dtype, SGD, MOMENTUM, ALIGNED)
-    kind = tl.load(pieces + 4 * tl.load(tiles + 5 * tile) + 2)
-    first = tl.load(tiles + 5 * tile + 4)
-    if kind == 1:
-        x *= _factor(factors, slots, layers, first + columns, column_inside)[None, :]
-        if MOMENTUM:
-            m *= tl.load(factors + tl.load(states + first + columns, mask=column_inside, other=0))[None, :]
+    offsets, inside, rows, row_inside, columns, column_inside = _place(tile, top, HEIGHT, ALIGNED)
+    x, m = _moved(at, rate, offsets, inside, dtype, STEP, ALIGNED)
+    first, kind = tl.load(tile + 4), tl.load(tile + KIND)
+    if kind == BY_COLUMN:
+        x *= _factor(factors, slots, first + columns, column_inside)[None, :]
+        if STEP == SGD_MOMENTUM:
+            m *= _momentum_factor(factors, slots, first + columns, column_inside)[None, :]
     else:
-        at = tl.where(kind == 0, first + rows, first)
-        x *= _factor(factors, slots, layers, at, row_inside)[:, None]
-        if MOMENTUM:
-            m *= tl.load(factors + tl.load(states + at, mask=row_inside, other=0))[:, None]
-    tl.store(_at(addresses, tiles, tile, 0, dtype, ALIGNED) + offsets, x, mask=inside)
-    if MOMENTUM:
-        tl.store(_at(addresses, tiles, tile, 2, dtype, ALIGNED) + offsets, m, mask=inside)
+        position = tl.where(kind == BY_ROW, first + rows, first)
+        x *= _factor(factors, slots, position, row_inside)[:, None]
+        if STEP == SGD_MOMENTUM:
+            m *= _momentum_factor(factors, slots, position, row_inside)[:, None]
+    tl.store(_begin(at, 0, dtype, ALIGNED) + offsets, x, mask=inside)
+    if STEP == SGD_MOMENTUM:
+        tl.store(_begin(at, 2, dtype, ALIGNED) + offsets, m, mask=inside)
 
 
 @triton.jit
-def _apply(
-    pieces,
-    addresses,
-    rates,
-    tiles,
-    slots,
-    layers,
-    states,
-    factors,
-    good,
-    dtype: tl.constexpr,
-    SGD: tl.constexpr,
-    MOMENTUM: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+def _apply(tiles, addresses, rates, slots, factors, good, dtype: tl.constexpr, STEP: tl.constexpr):
     """Multiply a tile by the factors of its rows or columns, after the step of SGD if it is taken here."""
     if tl.load(good) != 0:
-        if tl.load(addresses + 4 * tl.load(tiles + 5 * tl.program_id(0)) + 3) != 0:
-            _apply_tile(
-                pieces,
-                addresses,
-                rates,
-                tiles,
-                slots,
-                layers,
-                states,
-                factors,
-                0,
-                dtype,
-                SGD,
-                MOMENTUM,
-                ROWS,
-                COLUMNS,
-                True,
-            )
+        tile, at, rate = _find(tiles, addresses, rates)
+        if tl.load(at + 3) != 0:
+            _apply_tile(tile, at, rate, slots, factors, 0, dtype, STEP, HIGH, True)
         else:  # a few rows at a time: with all of them, this rare case would take the registers of the other
-            for top in range(0, ROWS, 16):
-                _apply_tile(
-                    pieces,
-                    addresses,
-                    rates,
-                    tiles,
-                    slots,
-                    layers,
-                    states,
-                    factors,
-                    top,
-                    dtype,
-                    SGD,
-                    MOMENTUM,
-                    16,
-                    COLUMNS,
-                    False,
-                )
+            for top in range(0, HIGH, 16):
+                _apply_tile(tile, at, rate, slots, factors, top, dtype, STEP, 16, False)
 
 
 def launch(t: Tables, gauge: Tensor, v_norm: Tensor, limit: float, ok: Tensor | None, skipped: Tensor) -> None:
     """One step for all that the tables name, whose addresses and rates have been sent."""
     slots = t.layout.slots
-    kinds: dict[str, Any] = {
+    what: dict[str, Any] = {
         "dtype": {torch.float32: tl.float32, torch.float64: tl.float64}[t.dtype],
-        "SGD": t.sgd,
-        "MOMENTUM": t.momentum,
-        "ROWS": ROWS,
-        "COLUMNS": COLUMNS,
+        "STEP": int(t.sgd) + int(t.momentum),
+        "num_warps": WARPS,
     }
     seen = t.count if t.sgd else t.measured
-    _measure[(seen,)](t.pieces, t.addresses, t.rates, t.tiles, t.partial, t.bad, t.measured, **kinds, num_warps=WARPS)
+    _measure[(seen,)](t.tiles, t.addresses, t.rates, t.partial, t.bad, t.measured, **what)
     _combine[(t.blocks,)](
         t.partial,
         t.members,
@@ -402,7 +322,7 @@ def launch(t: Tables, gauge: Tensor, v_norm: Tensor, limit: float, ok: Tensor | 
         t.sums,
         slots.couplings,
         slots.most,
-        UNITS=BLOCK,
+        UNITS=tiles.BLOCK,
         SUMS=128,
         num_warps=4,
     )
@@ -431,16 +351,4 @@ def launch(t: Tables, gauge: Tensor, v_norm: Tensor, limit: float, ok: Tensor | 
         WIDTH=min(triton.next_power_of_2(t.most_blocks), max(32, 8192 // len(t.links))),
         num_warps=8,
     )
-    _apply[(t.count,)](
-        t.pieces,
-        t.addresses,
-        t.rates,
-        t.tiles,
-        t.slots,
-        t.layers,
-        t.states,
-        t.factors,
-        t.good,
-        **kinds,
-        num_warps=WARPS,
-    )
+    _apply[(t.count,)](t.tiles, t.addresses, t.rates, t.slots, t.factors, t.good, **what)

@@ -17,6 +17,8 @@ BLOCK = 8
 """Units that are combined together."""
 BY_ROW, BY_COLUMN, WHOLE = 0, 1, 2
 """What a factor belongs to: a row, a column (of a batch of rows), or all of a tensor."""
+FIELDS, KIND, GROUP = 9, 7, 8
+"""A tile has nine numbers: those of `_numbered`, and its piece's columns, numbers in all, kind and parameter group."""
 SPARE = 8
 """How many CUDA graphs can be captured without a step of the ordinary kind in between."""
 Address = tuple[int, int, int]
@@ -76,10 +78,10 @@ class Tables:
         is_v = (positions >= slots.v) & (positions < slots.other)
         layers[is_v] = slots.one + 1 + (positions[is_v] - slots.v) // slots.most
         followed = {id(s.parameter): s.slots for s in layout.states} if self.momentum else {}
-        states = [followed.get(id(p.parameter), torch.full_like(p.slots, slots.one)) for p in pieces]
-        self.pieces, self.tiles, self.slots, self.layers, self.states = (
-            x.int().to(device) for x in (head, tiles, positions, layers, torch.cat(states))
-        )
+        states = torch.cat([followed.get(id(p.parameter), torch.full_like(p.slots, slots.one)) for p in pieces])
+        known = torch.cat([tiles, head[tiles[:, 0]]], 1), torch.stack([positions, layers, states], 1)
+        self.tiles, self.slots = (x.int().to(device) for x in known)
+        """What is known of each tile; which factors each position's weights and its momentum are multiplied by."""
         self.members, self.ends, self.block_table, self.first_block = (
             x.int().to(device) for x in (members, ends, blocks, first_block)
         )
