@@ -273,7 +273,7 @@ def test_without_records_every_section_says_so_and_has_its_command():
     text = page([])
     assert text.count("| no record yet |") >= 2 * sum(map(len, TABLES.values()))
     assert "reproduced |" not in text
-    for title in ("Table 1", "Size", "Corrupted", "Hyper", "The objective", "Momentum", "Tried", "bf16", "Figure 4"):
+    for title in ("Table 1", "Size", "Corrupted", "Hyper", "The objective", "Momentum", "Tried", "Precision", "Figure 4"):
         found = section(text, title)
         assert "no record yet" in found
         assert "\npathprox " in found
@@ -325,9 +325,11 @@ def test_the_page_is_written_with_its_figures_its_notes_and_other_precisions(tmp
     text = out.read_text()
     assert "](figures/figure3.png)" in section(text, "Figure 3")
     assert [p.name for p in (out.parent / "figures").iterdir()] == ["figure3.png"]
-    assert "| tf32 | 1 |" in section(text, "bf16")
-    assert "No difference." in section(text, "bf16")
-    assert "[`precision`](../runs/precision)" in section(text, "bf16")
+    assert "| tf32 | 1 |" in section(text, "Precision")
+    assert "No difference." in section(text, "Precision")
+    command = "pathprox train task3/pathprox --seed 0 --precision tf32 --records results/precision/tf32"
+    assert command in section(text, "Precision")
+    assert "[`precision`](../runs/precision)" in section(text, "Precision")
     assert "| 3 | true labels | PathProx | 1 |" in section(text, "Table 3"), "the other precision is no second seed"
 
 

@@ -81,7 +81,7 @@ def page(
         _grids(records),
         _objective(records),
         *_limits(records),
-        _precision([*records, *again]),
+        _precision(records, again),
         *(_figure(number, records) for number in figures.FIGURES),
     ]
     known = [key for section in sections for key in (section.key, *section.cells)]
@@ -265,11 +265,16 @@ def _limits(records: Sequence[Record]) -> list[Section]:
     ]
 
 
-def _precision(records: Sequence[Record]) -> Section:
+def _precision(records: Sequence[Record], again: Sequence[Record]) -> Section:
     told = f"The same runs at other precisions lie in folders of their own, `{PRECISION}/tf32` and the like."
-    found = run_tables.precision_table(records) or f"There is {NO_RECORD} of one cell at two precisions."
-    made = [f"{train('task3/pathprox')} --precision tf32 --records results/{PRECISION}/tf32"]
-    return Section("precision", "bf16 and tf32", [told, found], made, [PRECISION])
+    found = run_tables.precision_table([*records, *again]) or f"There is {NO_RECORD} of one cell at two precisions."
+    runs = {p: run_tables.reruns([r for r in again if r.precision == p]) for p in sorted({r.precision for r in again})}
+    made = [
+        f"{run} --precision {precision} --records results/{PRECISION}/{precision}"
+        for precision, found in (runs or {"tf32": [train("task3/pathprox")]}).items()
+        for run in found
+    ]
+    return Section("precision", "Precision", [told, found], made, [PRECISION])
 
 
 def _figure(number: int, records: Sequence[Record]) -> Section:
