@@ -1,6 +1,6 @@
 """Training with units removed on the way against training without, on a GPU: VGG19 on CIFAR-10 as Task 3 has it.
 
-    python benchmarks/shrinking_gpu.py --data-dir DIR [--epochs 160] [--every 10] [--precision bf16]
+    python benchmarks/shrinking_gpu.py --data-dir DIR [--epochs 160] [--every 10] [--multiple-of 8] [--precision bf16]
 
 Both runs have the same start, batches and schedule, and every step is a CUDA graph; after each removal it is recorded
 anew. Everything is on the clock: the search for units that can go, the trial of each removal, recording, and looks at
@@ -38,7 +38,7 @@ def accuracy(model: torch.nn.Module, images: Fixed, setting: Setting) -> float:
     return round(100 * float(right) / len(images), 2)
 
 
-def train(recipe: Recipe, data: Dataset, setting: Setting, every: int | None) -> list[dict[str, Any]]:
+def train(recipe: Recipe, data: Dataset, setting: Setting, every: int | None, multiple_of: int) -> list[dict[str, Any]]:
     """Ten looks at a run; ``every``: epochs between two removals."""
     begun = time.perf_counter()
     model = start_of(recipe, 0)
@@ -46,7 +46,9 @@ def train(recipe: Recipe, data: Dataset, setting: Setting, every: int | None) ->
     model.to(setting.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = torch.optim.SGD(model.parameters(), lr=recipe.lr, fused=True)
     steps = every and every * CIFAR_EPOCH
-    prox = pathprox.PathProx(units, recipe.weight_decay, shrink_every=steps, patience=PATIENCE).attach(optimizer)
+    prox = pathprox.PathProx(
+        units, recipe.weight_decay, shrink_every=steps, patience=PATIENCE, multiple_of=multiple_of
+    ).attach(optimizer)
     batches, test = Batches(data, recipe.batch, 0, setting.device), Fixed(data, data.test, setting.device)
 
     def step(x: Tensor, y: Tensor) -> None:
@@ -87,15 +89,20 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--epochs", type=int, default=160)
     parser.add_argument("--every", type=int, default=10)
+    parser.add_argument("--multiple-of", type=int, default=8)
     parser.add_argument("--precision", default="bf16")
     options = parser.parse_args()
     setting = Setting.of("cuda", options.precision)
     setting.prepare()
     recipe = RECIPES["task3/pathprox"].lasting(options.epochs * CIFAR_EPOCH)
     data = load(recipe.data, options.data_dir)
-    runs = {name: train(recipe, data, setting, every) for name, every in (("with", options.every), ("without", None))}
+    runs = {
+        name: train(recipe, data, setting, every, options.multiple_of)
+        for name, every in (("with", options.every), ("without", None))
+    }
     found = {
-        "what": f"Task 3, PathProx, {options.epochs} epochs, {options.precision}; units removed every {options.every}",
+        "what": f"Task 3, PathProx, {options.epochs} epochs, {options.precision}; units removed every {options.every}, "
+        f"and a multiple of {options.multiple_of} left",
         "machine": f"{torch.cuda.get_device_name()}, torch {torch.__version__}",
         "seconds, without / with": round(runs["without"][-1]["seconds"] / runs["with"][-1]["seconds"], 3),
         **runs,

@@ -273,7 +273,17 @@ def test_without_records_every_section_says_so_and_has_its_command():
     text = page([])
     assert text.count("| no record yet |") >= 2 * sum(map(len, TABLES.values()))
     assert "reproduced |" not in text
-    for title in ("Table 1", "Size", "Corrupted", "Hyper", "The objective", "Momentum", "Tried", "Precision", "Figure 4"):
+    for title in (
+        "Table 1",
+        "Size",
+        "Corrupted",
+        "Hyper",
+        "The objective",
+        "Momentum",
+        "Tried",
+        "Precision",
+        "Figure 4",
+    ):
         found = section(text, title)
         assert "no record yet" in found
         assert "\npathprox " in found

@@ -120,6 +120,33 @@ def test_grouped_convolutions_that_do_not_lose_whole_groups_are_kept_and_told():
     assert small[0].out_channels == 8
 
 
+@pytest.mark.parametrize(("dead", "left"), [(0, 64), (3, 64), (8, 56), (30, 40), (63, 8), (64, 8)])
+def test_a_multiple_of_units_is_left(dead, left):
+    model = chain(8, 64, 4)
+    units = find_units(model, torch.randn(1, 8))
+    with torch.no_grad():
+        model[2].weight[:, torch.randperm(64)[:dead]] = 0
+    small = shrink(model, units, multiple_of=8)  # warnings are errors: no unit is said to be kept against the wish
+    assert small[0].out_features == small[2].in_features == left
+    x = torch.randn(5, 8)
+    torch.testing.assert_close(small(x), model(x))
+
+
+def test_a_multiple_is_left_in_every_group_of_a_convolution():
+    model = nn.Sequential(nn.Conv2d(3, 16, 1), nn.ReLU(), nn.Conv2d(16, 8, 3, groups=2), nn.ReLU(), nn.Conv2d(8, 4, 1))
+    units = find_units(model, torch.randn(1, 3, 6, 6))
+    with torch.no_grad():
+        for unit in (0, 1, 2, 3, 8, 9, 10, 11, 12, 13):  # four of the first eight, six of the others
+            model[0].weight[unit] = model[0].bias[unit] = 0
+    with pytest.warns(UserWarning, match="dead units of 0 -> 2 were kept"):
+        small = shrink(model, units, multiple_of=4)
+    assert (small[0].out_channels, small[2].groups) == (8, 2)
+    x = torch.randn(2, 3, 6, 6)
+    torch.testing.assert_close(small(x), model(x))
+    with pytest.raises(ValueError, match="multiple_of must be a whole number, 1 or more, got 0"):
+        shrink(model, units, multiple_of=0)
+
+
 def test_a_literal_size_keeps_its_group_and_names_the_line():
     def forward(self, x):
         h = torch.relu(self.a(x)).view(-1, 8)

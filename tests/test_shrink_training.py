@@ -172,6 +172,21 @@ def test_pathprox_removes_settled_units_by_itself():
     assert torch.allclose(prox.units.norm(prox.units[0].into), torch.ones(sizes[-1], dtype=torch.float64), atol=1e-6)
 
 
+def test_pathprox_leaves_multiples_and_goes_on_removing():
+    model, data = chain(8, 64, 4), batch()
+    options = {"shrink_every": 20, "patience": 10, "multiple_of": 8}
+    optimizer, prox = attached(model, data[0], lambda p: SGD(p, lr=0.1), 0.03, **options)
+    sizes = set()
+    for _ in range(20):
+        train(model, optimizer, data, 20)
+        sizes.add(model[0].out_features)
+    assert len(sizes) > 2
+    assert all(size % 8 == 0 for size in sizes)
+    assert min(sizes) == len(prox.units[0]) <= 40
+    with pytest.raises(ValueError, match="multiple_of must be"):
+        PathProx(prox.units, 0.03, multiple_of=0)
+
+
 def test_patience_is_the_number_of_steps_a_unit_has_to_be_dead():
     model, data = chain(8, 16, 4), batch()
     optimizer, prox = attached(model, data[0], lambda p: SGD(p, lr=0.1), 100.0, shrink_every=1, patience=5)

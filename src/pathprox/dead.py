@@ -81,12 +81,34 @@ def _blocks(s: Slice, dead: Tensor) -> Tensor:
     return torch.cat([dead, torch.zeros(1, dtype=torch.bool)])[s.owner].view(s.shape[0], -1)
 
 
-def even(dead: Tensor, parts: Tensor) -> Tensor:
-    """As many dead units in every part, but for parts that are dead altogether; the others are spared."""
+def checked_multiple(multiple_of: int) -> int:
+    if multiple_of < 1:
+        raise ValueError(f"multiple_of must be a whole number, 1 or more, got {multiple_of}")
+    return multiple_of
+
+
+def keep_multiple(dead: Tensor, multiple_of: int) -> Tensor:
+    """As many of the dead units, but so that a multiple is left; the others are spared."""
+    result = dead.clone()
+    result[dead.nonzero().flatten()[: _spared(int((~dead).sum()), multiple_of)]] = False
+    return result
+
+
+def _spared(left: int, multiple_of: int) -> int:
+    """How many more have to be left to be a multiple."""
+    return -left % multiple_of
+
+
+def even(dead: Tensor, parts: Tensor, multiple_of: int = 1) -> Tensor:
+    """As many dead units in every part, but for parts that are dead altogether; the others are spared.
+
+    Of each part a multiple is left.
+    """
     size = torch.bincount(parts)
     count = torch.bincount(parts, dead.double(), minlength=len(size)).long()
     whole = count == size
     least = int(count[~whole].min()) if (~whole).any() else 0
+    least = max(0, least - max([_spared(n - least, multiple_of) for n in size[~whole].tolist()], default=0))
     result = dead.clone()
     for part in (~whole).nonzero().flatten().tolist():
         result[(dead & (parts == part)).nonzero().flatten()[least:]] = False

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from pathprox.balance import balance_chain_, find_links, layer_factors, rescale_, scale_, scale_state_
 from pathprox.coupling import Coupling, Plan, common
+from pathprox.dead import checked_multiple, keep_multiple
 from pathprox.fast import FastPath
 from pathprox.fused import capturing
 from pathprox.prox import metric_soft_threshold, normalize_factor, shrink_factor
@@ -56,6 +57,7 @@ class PathProx(Regularizer):
             unit that is removed cannot come back. Not with DDP, whose buckets have fixed sizes. With CUDA graphs see
             `remove_settled`.
         patience: see ``shrink_every``.
+        multiple_of: with ``shrink_every``, leave a multiple of so many units in each group; 8 on a GPU, see `shrink`.
 
     Frozen parameters are never changed. A unit with frozen w is penalised with its |w| as a constant; one with frozen v
     is left out, and its w gets ordinary weight decay. A w that is frozen in part, or whose bias is, cannot be held at 1
@@ -75,6 +77,7 @@ class PathProx(Regularizer):
         decoupled: bool | None = None,
         shrink_every: int | None = None,
         patience: int = 100,
+        multiple_of: int = 1,
     ) -> None:
         super().__init__(units, weight_decay, decoupled=decoupled)
         if not units.couplings:
@@ -92,6 +95,7 @@ class PathProx(Regularizer):
         self._ok: Tensor | None = None
         self.shrink_every = shrink_every
         self.patience = patience
+        self.multiple_of = checked_multiple(multiple_of)
         self._steps = 0
         self._stuck: set[int] = set()
 
@@ -282,10 +286,10 @@ class PathProx(Regularizer):
         settled = [torch.zeros(len(g), dtype=torch.bool) for g in self.units]
         for i, c in zip(self.units.coupled, self._couplings, strict=True):
             if i not in self._stuck:
-                settled[i] = (c.asleep >= self.patience).cpu()
+                settled[i] = keep_multiple((c.asleep >= self.patience).cpu(), self.multiple_of)
         if any(bool(mask.any()) for mask in settled):
             sizes = [len(g) for g in self.units]
-            shrink_(self.units.model, self.units, self.optimizer, settled=settled)
+            shrink_(self.units.model, self.units, self.optimizer, settled=settled, multiple_of=self.multiple_of)
             self._stuck |= {i for i, g in enumerate(self.units) if settled[i].any() and len(g) == sizes[i]}
             self._notice_removal()
         return before - sum(map(len, self.units))

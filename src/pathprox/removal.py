@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from pathprox.dead import even, find_dead, parts_of, spare_half_blocks_
+from pathprox.dead import checked_multiple, even, find_dead, keep_multiple, parts_of, spare_half_blocks_
 from pathprox.surgery import Cut, UnevenError, apply_cuts, plan_cuts, resize_attributes, whole_numbers
 from pathprox.trial import Trial
 from pathprox.units import UnitGroup, Units
@@ -83,7 +83,11 @@ class Removal:
 class Search:
     """Looks for the largest removal that leaves a model's function as it is."""
 
-    def __init__(self, model: nn.Module, units: Units, settled: Sequence[Tensor] | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, units: Units, settled: Sequence[Tensor] | None = None, multiple_of: int = 1
+    ) -> None:
+        self.multiple_of = checked_multiple(multiple_of)
+        """Of each group so many units are left, or twice as many, and so on."""
         self.model = model
         """The units' model, or a copy of it."""
         self.units = units
@@ -96,8 +100,9 @@ class Search:
         self.problems: dict[int, str] = {}
 
     def run(self) -> Removal:
-        dead = find_dead(self.groups, self.tensors, self.given)
         count = len(self.units)
+        dead = find_dead(self.groups, self.tensors, self.given)
+        dead[:count] = [keep_multiple(mask, self.multiple_of) for mask in dead[:count]]
         choices = [Choice(i) for i in (*range(count, len(self.groups)), *range(count)) if dead[i].any()]
         nothing = self._plan(())
         assert isinstance(nothing, Removal)
@@ -143,7 +148,10 @@ class Search:
         found = find_dead([self.groups[c.number] for c in choices], self.tensors, given)
         for c, mask in zip(choices, found, strict=True):
             parts = parts_of(self.groups[c.number], self.units.bundles) if c.even else None
-            dead[c.number] = mask if parts is None else even(mask, parts)
+            if parts is not None:
+                dead[c.number] = even(mask, parts, self.multiple_of)
+            else:
+                dead[c.number] = keep_multiple(mask, self.multiple_of) if c.number < len(self.units) else mask
         spare_half_blocks_(self.groups, dead)
         try:
             return Removal(choices, self.groups, dead, plan_cuts(self.model, self.groups, dead), {})

@@ -26,19 +26,25 @@ from pathprox.units import UnitGroup, Units
 
 
 @torch.no_grad()
-def shrink(model: nn.Module, units: Units) -> nn.Module:
+def shrink(model: nn.Module, units: Units, *, multiple_of: int = 1) -> nn.Module:
     """A copy of ``model`` without its dead units. The original is untouched.
 
     Units that are only a constant (w = 0, the bias is not) go into the biases of the next layer, where that is exact.
     Groups that the model cannot do without at the old size (a literal number in a ``view``, say) keep their dead
     units, and a warning names them with the line.
+
+    Args:
+        model: the model that the units were found in.
+        units: from `find_units`.
+        multiple_of: keep as many dead units of each group as make it a multiple. Tensor cores want channels in
+            multiples of 8 and are slower with 509 of them than with 512.
     """
     _refuse_strangers(model, units)
     small = copy_of(model)
     _fold_all_(small, units)
     if difference(model, small, units):  # rounding, at worst: then without folding
         small = copy_of(model)
-    removal = Search(small, units).run()
+    removal = Search(small, units, multiple_of=multiple_of).run()
     removal.warn(stacklevel=3)
     removal.apply(small)
     return small
@@ -46,7 +52,12 @@ def shrink(model: nn.Module, units: Units) -> nn.Module:
 
 @torch.no_grad()
 def shrink_(
-    model: nn.Module, units: Units, optimizer: Optimizer | None = None, *, settled: Sequence[Tensor] | None = None
+    model: nn.Module,
+    units: Units,
+    optimizer: Optimizer | None = None,
+    *,
+    settled: Sequence[Tensor] | None = None,
+    multiple_of: int = 1,
 ) -> int:
     """Remove dead units from the model itself, in the middle of training. Returns how many were removed.
 
@@ -59,9 +70,10 @@ def shrink_(
         units: from `find_units`.
         optimizer: the one that trains the model; give it if it has taken a step.
         settled: for each group the units to remove (with what dies with them); by default all that are dead now.
+        multiple_of: as for `shrink`.
     """
     _refuse_strangers(model, units)
-    removal = Search(model, units, settled).run()
+    removal = Search(model, units, settled, multiple_of).run()
     removal.warn(stacklevel=3)
     count = sum(int(removal.covered(i).sum()) for i in range(len(units)))
     if removal.cuts:
