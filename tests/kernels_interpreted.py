@@ -100,6 +100,21 @@ def a_step_that_does_not_count_changes_nothing() -> None:
     assert abs(float(live[0].weight[0].norm()) - 1) < 1e-12
 
 
+def norms_that_are_chosen_anew_are_followed() -> None:
+    make = partial(torch.optim.SGD, lr=0.02, momentum=0.9, fused=True)
+    model, data = chain(8, 12, 10, 4).double(), data_for("")
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(3)
+    pair = pair_of(model, data, make, 3, gauge=4)
+    for one, optimizer, prox in pair:
+        prox.regauge()
+        train(one, optimizer, data, 3)
+    assert_alike(*pair)
+    assert pair[0][2]._fast.step.whole is not None
+    assert float(pair[0][2]._fast.step.gauge.max()) > 1.5
+
+
 def moved_parameters_and_new_state_are_followed() -> None:
     model, data = chain(8, 12, 10, 9, 4).double(), data_for("")
     pair = pair_of(model, data, OPTIMIZERS["momentum"], 3)
@@ -122,4 +137,5 @@ if __name__ == "__main__":
     matrices_larger_than_a_tile()
     groups_with_several_rates()
     a_step_that_does_not_count_changes_nothing()
+    norms_that_are_chosen_anew_are_followed()
     moved_parameters_and_new_state_are_followed()

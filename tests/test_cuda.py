@@ -13,6 +13,7 @@ from networks import attached, batch, chain, train
 from pathprox import find_units
 from pathprox.experiments.loop import Replay
 from pathprox.experiments.models import VGG
+from pathprox.held import REGAUGE
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
@@ -226,6 +227,35 @@ def test_a_graph_counts_sleeping_units_and_is_recorded_anew_when_they_are_remove
     assert found[0][0] == found[1][0]
     assert found[0][0][0] > 0
     for a, b in zip(found[0][1], found[1][1], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
+
+
+def test_norms_that_are_chosen_anew_between_replays_of_a_graph():
+    """Replays, with `regauge` between them, end where eager steps do, which choose the norms by themselves."""
+    found = []
+    for captured in (True, False):
+        torch.manual_seed(0)
+        model, (x, y) = chain(8, 60, 50, 4).double(), batch()
+        units = find_units(model, x.double())
+        with torch.no_grad():
+            for p in model.cuda().parameters():
+                p.mul_(3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
+        prox = pathprox.PathProx(units, 0.02, gauge=4).attach(optimizer)
+
+        def step(x, y, model=model, optimizer=optimizer):
+            optimizer.zero_grad()
+            cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+        run = Replay(step) if captured else step
+        for number in range(1, 101):
+            run(x.double().cuda(), y.cuda())
+            if captured and number % REGAUGE == 0:
+                prox.regauge()
+        assert max(float(units.norm(g.into).max()) for g in units.couplings) > 1.5
+        found.append([p.detach().clone() for p in model.parameters()])
+    for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
 
 

@@ -31,6 +31,11 @@ class FastPath:
     def forget(self) -> None:
         self.step = None
 
+    def follow_gauges(self) -> None:
+        """The norms that w is held at have changed, each in its place."""
+        if self.step is not None:
+            self.step.follow_gauges()
+
     def may_take_over(self, prox: PathProx) -> bool:
         """Before the optimizer's step, and cheap: whether it is worth to ask `take_over`."""
         if self.taken is not None and self.step is not None:  # the last step ended with an error

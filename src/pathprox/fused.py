@@ -61,13 +61,12 @@ class FusedStep:
         wide: dict[str, Any] = {"dtype": torch.float64, "device": self.device}
         self.gauges = list(gauges)
         self.gauge = torch.ones(slots.couplings, slots.most, **wide)
-        for row, gauge in zip(self.gauge, gauges, strict=True):
-            row[: len(gauge)] = gauge
         self.decay = torch.zeros(1 + max(layout.used), **wide)
         """step * weight_decay of each parameter group."""
         self.v_norm = torch.zeros(slots.couplings, slots.most, **wide)
         """|v| of every unit after its threshold."""
         self._make_tables()
+        self.follow_gauges()
 
     def _make_tables(self) -> None:
         slots, pieces = self.layout.slots, self.layout.pieces[: self.layout.measured]
@@ -112,6 +111,12 @@ class FusedStep:
         """Whether parameters lie in memory as when this was made, and are held at the same norms."""
         same = len(gauges) == len(self.gauges) and all(a is b for a, b in zip(gauges, self.gauges, strict=True))
         return same and self._sign() == self._signature
+
+    def follow_gauges(self) -> None:
+        """The norms have changed, in the tensors this was made with."""
+        for row, gauge in zip(self.gauge, self.gauges, strict=True):
+            row[: len(gauge)].copy_(gauge)
+        self._thresholds = None
 
     def step_(self, decay: Decay, optimizer: Optimizer, ok: Tensor | None, guard: Guard) -> bool:
         """Take all weights through one step; ``decay`` is step * weight_decay for each parameter group.

@@ -5,34 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pathprox.balance import balance_chain_, find_links, layer_factors, rescale_, scale_, scale_state_
+from pathprox.balance import layer_factors, scale_state_
 from pathprox.coupling import Coupling, Plan, common
-from pathprox.dead import checked_multiple, keep_multiple
-from pathprox.fast import FastPath
 from pathprox.fused import capturing
+from pathprox.held import BALANCE_LIMIT, REGAUGE, HeldUnits
 from pathprox.prox import metric_soft_threshold, normalize_factor, shrink_factor
-from pathprox.regularizer import Regularizer
-from pathprox.shrink import shrink_
 from pathprox.slices import Slice
-from pathprox.units import UnitGroup, Units
+from pathprox.units import Units
 
-HELD = 1e-6
-"""A norm this close to its gauge counts as there: attaching to a network that was trained so changes no bit of it."""
-BALANCE_LIMIT = 10.0
-"""A chain is left as it is while a layer would have to be scaled by more than this: balancing one that is nearly dead
-blows up the biases behind it, and with them the next steps."""
-AWAKE = 0.5
-"""A unit that started with w = 0 is held at 1 from this norm on; folding a smaller w would blow up its bias."""
 LARGEST = 10.0
 """In a metric, a weight without a gradient has an enormous step size. The penalty moves it at most so many times as far
 as the optimizer would move a weight with a gradient. At a stationary point this bound is not met."""
 
 
-class PathProx(Regularizer):
+class PathProx(HeldUnits):
     """Weight decay that ends with a smaller network.
 
     After each step of the optimizer it projects every unit's input weights w to the unit sphere, soft-thresholds its
@@ -52,6 +41,10 @@ class PathProx(Regularizer):
         decoupled: threshold by ``lr * weight_decay`` whatever the optimizer's metric, as AdamW decays. The default for
             AdamW (and for others with ``decoupled_weight_decay=True``) only. That solves another problem than G, one
             that depends on the optimizer's second moments. False gives AdamW the metric step of Adam.
+        gauge: hold each w at max(1, sqrt(gauge * |w| |v|)), chosen anew every 20 steps without changing the function.
+            0, the paper's choice, holds it at 1. A step takes lr * weight_decay * |w|^2 from a unit's path norm; with
+            |w| = 1 that is less than weight decay takes from strong units (|w| |v| above 1/2; those of a VGG start
+            with 2 to 4), with ``gauge=4`` twice as much. With CUDA graphs see `regauge`.
         shrink_every: after every so many steps remove the units that have been dead in each of the last ``patience``
             steps, from the model, the optimizer and ``units``, with `shrink_`. Training gets faster as units die. A
             unit that is removed cannot come back. Not with DDP, whose buckets have fixed sizes. With CUDA graphs see
@@ -75,29 +68,22 @@ class PathProx(Regularizer):
         bias: bool = False,
         *,
         decoupled: bool | None = None,
+        gauge: float = 0.0,
         shrink_every: int | None = None,
         patience: int = 100,
         multiple_of: int = 1,
     ) -> None:
-        super().__init__(units, weight_decay, decoupled=decoupled)
-        if not units.couplings:
-            raise ValueError(f"the model has no homogeneous units to penalise.\n{units}")
-        if shrink_every is not None and shrink_every < 1:
-            raise ValueError(f"shrink_every must be a number of steps, 1 or more, got {shrink_every}")
-        self.balance = balance
-        self.bias = bias
-        self._couplings = [
-            Coupling(group, self._w(group), asleep=torch.zeros(len(group), dtype=torch.int64))
-            for group in units.couplings
-        ]
-        self._plan: Plan | None = None
-        self._fast = FastPath(BALANCE_LIMIT)
-        self._ok: Tensor | None = None
-        self.shrink_every = shrink_every
-        self.patience = patience
-        self.multiple_of = checked_multiple(multiple_of)
-        self._steps = 0
-        self._stuck: set[int] = set()
+        super().__init__(
+            units,
+            weight_decay,
+            balance,
+            bias,
+            decoupled=decoupled,
+            gauge=gauge,
+            shrink_every=shrink_every,
+            patience=patience,
+            multiple_of=multiple_of,
+        )
 
     # Algorithm 1.
 
@@ -211,145 +197,6 @@ class PathProx(Regularizer):
                 if plan.chains:
                     scale_state_(self.units, s, layer, self.optimizer)
 
-    # What the algorithm stands on.
-
-    def _start_(self) -> None:
-        self._ok = None
-        if (
-            self.shrink_every is not None
-            and dist.is_available()
-            and dist.is_initialized()
-            and dist.get_world_size() > 1
-        ):
-            raise ValueError(
-                "shrink_every does not go with several processes: DDP's buckets have the old sizes. Call "
-                "pathprox.shrink_(model, units, optimizer) between epochs and wrap the model in DDP again."
-            )
-        plan = self._make_plan()
-        for chain in plan.chains:
-            balance_chain_(self.units, chain, self.optimizer, BALANCE_LIMIT)
-        self._remember()
-
-    def _add_gradient_(self) -> None:
-        """The penalty is not smooth and acts after the step. But weights that were edited since have to be folded."""
-        self._ok = None
-        for c in self._couplings:
-            if c.gauge is not None and c.versions != self._versions(c):
-                self._fold_(c, gradients=True)
-
-    def _takes_over(self) -> bool:
-        if not self._fast.may_take_over(self):
-            return False
-        if any(c.gauge is not None and c.versions != self._versions(c) for c in self._couplings):
-            return False
-        return self._fast.take_over(self, self._make_plan())
-
-    def _remember(self) -> None:
-        for c in self._couplings:
-            c.versions = self._versions(c)
-
-    def _versions(self, c: Coupling) -> list[int]:
-        return [self._parameter(s)._version for s in c.into]
-
-    def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._fast.taken is not None:
-            with torch.no_grad():
-                self._after_step_(None)
-        else:
-            super()._after(optimizer, args, kwargs)
-        if self.shrink_every is not None and self._steps % self.shrink_every == 0 and not capturing():
-            self.remove_settled()
-        self._remember()
-
-    # Removing units.
-
-    def _w(self, group: UnitGroup) -> tuple[Slice, ...]:
-        """The slices that make up w."""
-        return group.into + (group.bias if self.bias else ())
-
-    def _count_asleep(self, plan: Plan) -> None:
-        self._steps += 1
-        for c in plan.couplings if self.shrink_every is not None else ():
-            c.asleep = c.asleep.to(c.v_norm.device)
-            c.asleep.add_(1).mul_(c.v_norm == 0)  # in place, so that replays of a CUDA graph count too
-
-    def remove_settled(self) -> int:
-        """Remove the units that have been dead for ``patience`` steps, and say how many that were.
-
-        With ``shrink_every`` this happens by itself, except where steps are replayed from a CUDA graph, which runs no
-        Python: there call it between replays, and record the step anew if it says more than 0. A group that cannot be
-        shrunk is not tried again.
-        """
-        if self.shrink_every is None:
-            raise ValueError("sleeping units are counted only with shrink_every: give PathProx(shrink_every=...)")
-        before = sum(map(len, self.units))
-        settled = [torch.zeros(len(g), dtype=torch.bool) for g in self.units]
-        for i, c in zip(self.units.coupled, self._couplings, strict=True):
-            if i not in self._stuck:
-                settled[i] = keep_multiple((c.asleep >= self.patience).cpu(), self.multiple_of)
-        if any(bool(mask.any()) for mask in settled):
-            sizes = [len(g) for g in self.units]
-            shrink_(self.units.model, self.units, self.optimizer, settled=settled, multiple_of=self.multiple_of)
-            self._stuck |= {i for i, g in enumerate(self.units) if settled[i].any() and len(g) == sizes[i]}
-            self._notice_removal()
-        return before - sum(map(len, self.units))
-
-    def _follow_units_(self, kept: tuple[Tensor, ...]) -> None:
-        super()._follow_units_(kept)
-        for i, c in zip(self.units.coupled, self._couplings, strict=True):
-            still = torch.isin(kept[i], self.units.kept[i])
-            c.group = self.units[i]
-            c.into = self._w(c.group)
-            c.asleep = c.asleep[still.to(c.asleep.device)]
-            if c.gauge is not None:
-                c.gauge = c.gauge[still.to(c.gauge.device)]
-                self._fold_(c)  # w may have listened to units that said nothing, and be shorter now
-        self._plan = None
-        self._remember()
-
-    def _make_plan(self) -> Plan:
-        """Which couplings are penalised; made anew when parameters were frozen, thawed or given to the optimizer."""
-        self._trained = self._options()
-        key = tuple(tuple(id(p) for p in g["params"] if p.requires_grad) for g in self.optimizer.param_groups)
-        if self._plan is None or self._plan.key != key:
-            inside = {s.name for c in self._couplings for s in c.group.bias} if self.bias else set()
-
-            def free(s: Slice) -> bool:
-                return id(self._parameter(s)) in self._trained
-
-            couplings = [c for c in self._couplings if all(map(free, c.group.out))]
-            chosen = {id(c.group) for c in couplings}
-            for c in self._couplings:
-                sound = id(c.group) in chosen and c.group.homogeneous
-                c.held = sound and all(map(free, c.group.into + c.group.bias))
-                if not c.held:
-                    c.gauge = None
-                elif c.gauge is None:
-                    self._fold_(c)
-            chains = []
-            if self.balance:
-                chains = find_links(
-                    self.units, lambda group: id(group) in chosen, lambda s: free(s) and s.name not in inside
-                )
-            self._plan = Plan(key, couplings, self.units.others([c.group for c in couplings]), chains)
-            self._fast.forget()
-        return self._plan
-
-    def _fold_(self, c: Coupling, gradients: bool = False) -> None:
-        """Bring w to norm 1 and pay with v: the function stays. A unit with w = 0 has to wait until it has grown."""
-        norm = self.units.norm(c.into)
-        factor = normalize_factor(norm)
-        factor = torch.where((factor - 1).abs() < HELD, 1, factor)
-        c.gauge = (norm > 0).to(norm)
-        c.waiting = bool((norm == 0).any())
-        factor = self._gated(factor)
-        rescale_(self.units, c.group, factor, 1 / factor, self.optimizer)
-        for slices, inverse in ((c.group.into + c.group.bias, 1 / factor), (c.group.out, factor)):
-            for s in slices if gradients else ():
-                gradient = self._parameter(s).grad
-                if gradient is not None:
-                    s.scale_(gradient, inverse)
-
     def _measure(self, plan: Plan, ok: Tensor | None) -> None:
         """The norms after the optimizer's step. If one is not finite the step goes no further."""
         for c in plan.couplings:
@@ -361,58 +208,24 @@ class PathProx(Regularizer):
                 c.w_gauge = torch.where(torch.eq(c.gauge, 0), c.w_norm, c.gauge.to(c.w_norm))
         self._ok = self._guard.weights({c.group.name: (c.w_norm, c.v_norm) for c in plan.couplings}, ok)
 
-    def _wake_(self, c: Coupling) -> None:
-        """Units that had w = 0 and have grown are folded, since projecting them would change the function."""
-        assert c.gauge is not None
-        norm = self.units.norm(c.into)
-        woken = (c.gauge.to(norm) == 0) & (norm > AWAKE) & norm.isfinite()
-        factor = torch.where(woken, normalize_factor(norm), 1)
-        factor = self._gated(factor)
-        rescale_(self.units, c.group, factor, 1 / factor, self.optimizer)
-        c.gauge = torch.where(woken, 1, c.gauge.to(norm))
+    # What the algorithm stands on.
 
-    def _steps_now(self, s: Slice) -> bool:
-        """Whether the slice's parameter took part in this step."""
-        number = id(self._parameter(s))
-        return number in self._stepping and number in self._trained
+    def _takes_over(self) -> bool:
+        if not self._fast.may_take_over(self):
+            return False
+        if any(c.gauge is not None and c.versions != self._versions(c) for c in self._couplings):
+            return False
+        return self._fast.take_over(self, self._make_plan())
 
-    def _step(self, s: Slice) -> Tensor | float:
-        parameter = self._parameter(s)
-        return self._step_size(parameter, self._trained[id(parameter)])
-
-    def _scale_(self, s: Slice, factor: Tensor, carry: bool = False) -> None:
-        """Multiply by one factor a unit; ``carry``: the function stays, so let the optimizer's state follow."""
-        scale_(self.units, s, self._gated(factor), self.optimizer if carry else None)
-
-    def _gated(self, factor: Tensor) -> Tensor:
-        return factor if self._ok is None else torch.where(self._ok, factor, 1)
-
-    # Saving.
-
-    def state_dict(self) -> dict[str, Any]:
-        gauges = {name: c.gauge for name, c in self._names().items() if c.gauge is not None}
-        asleep = {name: c.asleep for name, c in self._names().items()} if self.shrink_every is not None else {}
-        return {**super().state_dict(), "gauge": gauges, "asleep": asleep, "steps": self._steps}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        names = self._names()
-        for name, gauge in state.get("gauge", {}).items():
-            if name not in names or len(names[name].group) != len(gauge):
-                raise ValueError(
-                    f"the saved state has {len(gauge)} units in the coupling {name!r}, which this model does not have"
-                )
-        super().load_state_dict(state)
-        for name, c in names.items():
-            gauge = state["gauge"].get(name)
-            c.gauge = None if gauge is None else gauge.clone()
-            c.waiting = gauge is not None and bool((gauge == 0).any())
-            c.versions = self._versions(c)
-            c.asleep = state.get("asleep", {}).get(name, torch.zeros(len(c.group), dtype=torch.int64)).clone()
-        self._steps = state.get("steps", 0)
-        self._plan = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_plan": None}
-
-    def _names(self) -> dict[str, Coupling]:
-        return {f"{i}: {c.group.name}": c for i, c in enumerate(self._couplings)}
+    def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._fast.taken is not None:
+            with torch.no_grad():
+                self._after_step_(None)
+        else:
+            super()._after(optimizer, args, kwargs)
+        if not capturing():
+            if self.shrink_every is not None and self._steps % self.shrink_every == 0:
+                self.remove_settled()
+            if self.gauge and self._steps % REGAUGE == 0:
+                self.regauge()
+        self._remember()

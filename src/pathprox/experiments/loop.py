@@ -15,6 +15,7 @@ from torch.optim import SGD
 import pathprox
 from pathprox.balance import scale_
 from pathprox.experiments.recipes import METHODS, Recipe
+from pathprox.held import REGAUGE
 
 PRECISIONS = ("float32", "tf32", "bf16")
 
@@ -94,6 +95,7 @@ class Loop:
         if self.mask is not None:
             self.optimizer.register_step_post_hook(self.mask)
         self._replay: Replay | None = Replay(self._step) if setting.device.type == "cuda" else None
+        self._replayed = 0
 
     def step(self, x: Tensor, y: Tensor, lr: float) -> None:
         """One step on one batch."""
@@ -103,6 +105,9 @@ class Loop:
                 self._replay.forget()
         if self._replay is not None:
             self._replay(x, y)
+            self._replayed += 1
+            if isinstance(self.regularizer, pathprox.PathProx) and self._replayed % REGAUGE == 0:
+                self.regularizer.regauge()
         else:
             self._step(x, y)
 
@@ -125,12 +130,14 @@ class Loop:
             "optimizer": self.optimizer.state_dict(),
             "regularizer": self.regularizer.state_dict(),
             "mask": self.mask.alive if self.mask else [],
+            "replayed": self._replayed,
         }
 
     def load(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.regularizer.load_state_dict(state["regularizer"])
+        self._replayed = state.get("replayed", 0)
         for mine, saved in zip(self.mask.alive if self.mask else [], state["mask"], strict=True):
             mine.copy_(saved)
 

@@ -51,6 +51,7 @@ METHODS: dict[str, Method] = {
     "pathprox": Method("PathProx", pathprox.PathProx),
     "pathprox-unbalanced": Method("PathProx without layer balance", partial(pathprox.PathProx, balance=False)),
     "pathprox-divided": Method("PathProx, start divided by |w|", _divided),
+    "pathprox-gauge": Method("PathProx, gauge 4", partial(pathprox.PathProx, gauge=4.0)),
     "normalized": Method("weight decay, normalised w", pathprox.NormalizedWeightDecay),
     "path-norm": Method("SGD on the path norm", pathprox.PathNorm),
     "lasso": Method("lasso", pathprox.Lasso),
@@ -270,6 +271,7 @@ CHOSEN: dict[str, dict[str, dict[str, Any]]] = {
         "pathprox": {"weight_decay": 1e-3, "lr": 0.1},
         "pathprox-unbalanced": {"weight_decay": 1e-3, "lr": 0.1},
         "pathprox-divided": {"weight_decay": 1e-3, "lr": 0.1},
+        "pathprox-gauge": {"weight_decay": 1e-3, "lr": 0.1},
         "normalized": {"weight_decay": 1e-3, "lr": 0.1},
     },
     "task4": {

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pathprox.balance import layer_factors
 from pathprox.experiments.stack import Pairs, Stack, rows
-from pathprox.optim import BALANCE_LIMIT
+from pathprox.held import BALANCE_LIMIT
 from pathprox.prox import normalize_factor, shrink_factor
 
 NO_DECAY = 1e-12
