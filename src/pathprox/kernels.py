@@ -2,7 +2,7 @@
 
 `_measure` sums squares in tiles, `_combine` adds a unit's sums in a fixed order (no atomics, so that replicas stay
 equal bit for bit) and turns its norms into factors, `_decide` balances the layers and says whether the step counts, and
-`_apply` multiplies. With ``SGD`` the weights that are measured are those that the optimizer's step would lead to, and
+`_apply` multiplies. With fused SGD the weights that are measured are those that the optimizer's step would lead to, and
 `_apply` takes that step: nothing is written before all is known to be finite. Sizes are in tables on the device, made
 once; addresses and rates are sent again when they change. Nothing waits for the host, so a step can be captured in a
 CUDA graph.
