@@ -27,8 +27,8 @@ def pair_of(model, data, make, steps, **options):
 SOME = ("VGG, channels last", "a chain", "grouped", "concatenation")
 
 
-def after_another_optimizer() -> None:
-    for name in SOME:
+def after_another_optimizer(networks) -> None:
+    for name in networks:
         assert_alike(*pair_of(NETWORKS[name]().double(), data_for(name), OPTIMIZERS["AdamW"], 3))
 
 
@@ -72,7 +72,7 @@ def a_gradient_that_is_not_finite_changes_nothing() -> None:
 
 def matrices_larger_than_a_tile() -> None:
     model, data = chain(8, 150, 70, 300, 4), data_for("", torch.float32)
-    assert_alike(*pair_of(model, data, OPTIMIZERS["SGD"], 5), rtol=1e-4, atol=1e-6)
+    assert_alike(*pair_of(model, data, OPTIMIZERS["SGD"], 2), rtol=1e-4, atol=1e-6)
 
 
 def groups_with_several_rates() -> None:
@@ -130,7 +130,7 @@ if __name__ == "__main__":
     fused.load_kernels = lambda device: kernels  # also where there is no GPU
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    after_another_optimizer()
+    after_another_optimizer(SOME if "all" in sys.argv else SOME[:2])
     sgd_leaves_its_step_to_the_kernels(NETWORKS if "all" in sys.argv else SOME)
     momentum_that_is_switched_on_and_off_is_followed()
     a_gradient_that_is_not_finite_changes_nothing()

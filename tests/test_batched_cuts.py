@@ -38,7 +38,7 @@ def both(cells, folder, most=64):
 
 
 @pytest.mark.parametrize(
-    "method", ["weight-decay", pytest.param("lasso", marks=pytest.mark.slow), "group-lasso", "pathprox"]
+    "method", ["weight-decay", "pathprox", *(pytest.param(m, marks=pytest.mark.slow) for m in ("lasso", "group-lasso"))]
 )
 def test_task_5_has_the_records_of_single_runs(method, tmp_path, monkeypatch):
     """Two seeds, so that no two of the eight networks but those of one seed and checkpoint share their batches."""

@@ -132,6 +132,7 @@ def test_several_jobs_at_a_time(tmp_path):
     assert [r.seed for r in read_all(tmp_path)] == [0, 1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_sweep_on_ray(tmp_path):
     pytest.importorskip("ray", reason="ray is an extra")

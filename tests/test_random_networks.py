@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from pathprox import balance_, find_units
 
-NETWORKS, PARTS, QUICK = 500, 10, 2
+NETWORKS, PARTS, QUICK = 500, 20, 2
 """So many parts are run by `make test`, all by `make test-slow`."""
 
 

@@ -118,6 +118,7 @@ def test_on_ray_a_killed_worker_s_cell_is_run_again_and_nothing_is_lost_or_doubl
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_on_ray_a_cell_that_is_given_up_is_named_and_the_others_are_kept(cluster, tmp_path):
     cells = [(RECIPE, seed) for seed in range(2)]
