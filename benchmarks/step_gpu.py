@@ -1,6 +1,6 @@
 """What PathProx costs on a GPU, against fused SGD with weight decay, against the memory, and in a whole training step.
 
-    python benchmarks/step_gpu.py [--repeats 100] [--only ResNet-50] [--out benchmarks/step_gpu.json]
+    python benchmarks/step_gpu.py [--repeats 100] [--out benchmarks/step_gpu.json]
 
 Everything is a CUDA graph, so that kernels are timed and not Python. In each repeat all are replayed, one after the
 other, so that whatever slows the machine down slows all; medians are compared. "loop" is PathProx's general path: a few
@@ -185,7 +185,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=100)
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("step_gpu.json"))
-    parser.add_argument("--only", default="", help="networks whose names begin so")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("this needs a GPU; benchmarks/step.py is for the CPU")
@@ -206,8 +205,6 @@ def main() -> None:
         options.out.write_text(json.dumps(record, indent=2) + "\n")
 
     for name, (make, shape) in networks().items():
-        if not name.startswith(options.only):
-            continue
         torch.manual_seed(0)
         model = make()
         found = model, pathprox.find_units(model, torch.randn(1, *shape[1:]))  # on the CPU

@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from networks import chain, train
+from networks import chain, strong, train
 from pathprox import fused, kernels
 from test_fast_step import NETWORKS, OPTIMIZERS, assert_alike, attached, data_for
 
@@ -102,11 +102,8 @@ def a_step_that_does_not_count_changes_nothing() -> None:
 
 def norms_that_are_chosen_anew_are_followed() -> None:
     make = partial(torch.optim.SGD, lr=0.02, momentum=0.9, fused=True)
-    model, data = chain(8, 12, 10, 4).double(), data_for("")
-    with torch.no_grad():
-        for p in model.parameters():
-            p.mul_(3)
-    pair = pair_of(model, data, make, 3, gauge=4)
+    data = data_for("")
+    pair = pair_of(strong(8, 12, 10, 4), data, make, 3, gauge=4)
     for one, optimizer, prox in pair:
         prox.regauge()
         train(one, optimizer, data, 3)

@@ -30,6 +30,15 @@ def chain(*sizes: int, bias: bool = True) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
+def strong(*sizes: int, by: float = 3.0) -> nn.Sequential:
+    """A chain in float64 whose units have path norms far above 1."""
+    model = chain(*sizes).double()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(by)
+    return model
+
+
 def linears(model: nn.Module) -> list[nn.Linear]:
     return [m for m in model.modules() if isinstance(m, nn.Linear)]
 

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 import pathprox
 import pathprox.fused
 import test_fast_step
-from networks import attached, batch, chain, train
+from networks import attached, batch, chain, strong, train
 from pathprox import find_units
 from pathprox.experiments.loop import Replay
 from pathprox.experiments.models import VGG
@@ -202,6 +202,17 @@ def test_a_hundred_steps_that_sgd_leaves_to_the_kernels(name, options):
     test_fast_step.assert_alike(*pair)
 
 
+def runner(model, optimizer, captured):
+    """A training step, replayed from a graph or eager."""
+
+    def step(x, y):
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    return Replay(step) if captured else step
+
+
 def test_a_graph_counts_sleeping_units_and_is_recorded_anew_when_they_are_removed():
     """Steps replayed, with removals between them, end where eager steps with the same removals do."""
     found = []
@@ -212,14 +223,8 @@ def test_a_graph_counts_sleeping_units_and_is_recorded_anew_when_they_are_remove
         optimizer = torch.optim.SGD(model.cuda().parameters(), lr=0.1, fused=True)
         prox = pathprox.PathProx(units, 0.06, shrink_every=10**6, patience=10).attach(optimizer)
         data, removed = (x.double().cuda(), y.cuda()), []
-
-        def step(x, y, model=model, optimizer=optimizer):
-            optimizer.zero_grad()
-            cross_entropy(model(x), y).backward()
-            optimizer.step()
-
         for _ in range(3):
-            run = Replay(step) if captured else step
+            run = runner(model, optimizer, captured)
             for _ in range(60):
                 run(*data)
             removed.append(prox.remove_settled())
@@ -235,20 +240,12 @@ def test_norms_that_are_chosen_anew_between_replays_of_a_graph():
     found = []
     for captured in (True, False):
         torch.manual_seed(0)
-        model, (x, y) = chain(8, 60, 50, 4).double(), batch()
+        model, (x, y) = strong(8, 60, 50, 4), batch()
         units = find_units(model, x.double())
-        with torch.no_grad():
-            for p in model.cuda().parameters():
-                p.mul_(3)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
+        optimizer = torch.optim.SGD(model.cuda().parameters(), lr=0.01, momentum=0.9, fused=True)
         prox = pathprox.PathProx(units, 0.02, gauge=4).attach(optimizer)
 
-        def step(x, y, model=model, optimizer=optimizer):
-            optimizer.zero_grad()
-            cross_entropy(model(x), y).backward()
-            optimizer.step()
-
-        run = Replay(step) if captured else step
+        run = runner(model, optimizer, captured)
         for number in range(1, 101):
             run(x.double().cuda(), y.cuda())
             if captured and number % REGAUGE == 0:

@@ -8,18 +8,9 @@ import torch
 from torch import optim
 
 import pathprox
-from networks import attached, batch, chain, train
+from networks import attached, batch, chain, strong, train
 from pathprox.held import REGAUGE
 from test_fast_step import NETWORKS, OPTIMIZERS, assert_alike, data_for, twins
-
-
-def strong(*sizes: int, by: float = 3.0):
-    """A chain whose units have path norms far above 1."""
-    model = chain(*sizes).double()
-    with torch.no_grad():
-        for p in model.parameters():
-            p.mul_(by)
-    return model
 
 
 def wanted(units: pathprox.Units, group: pathprox.UnitGroup, gauge: float) -> torch.Tensor:

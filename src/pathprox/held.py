@@ -39,14 +39,14 @@ class HeldUnits(Regularizer):
         self,
         units: Units,
         weight_decay: float,
-        balance: bool,
-        bias: bool,
+        balance: bool = True,
+        bias: bool = False,
         *,
-        decoupled: bool | None,
-        gauge: float,
-        shrink_every: int | None,
-        patience: int,
-        multiple_of: int,
+        decoupled: bool | None = None,
+        gauge: float = 0.0,
+        shrink_every: int | None = None,
+        patience: int = 100,
+        multiple_of: int = 1,
     ) -> None:
         super().__init__(units, weight_decay, decoupled=decoupled)
         if not units.couplings:
@@ -136,8 +136,10 @@ class HeldUnits(Regularizer):
         This happens by itself every 20 steps, except where steps are replayed from a CUDA graph, which runs no Python:
         there call it between replays.
         """
+        if not self.gauge:
+            return
         self._ok = None
-        for c in self._couplings if self.gauge else ():
+        for c in self._couplings:
             if c.gauge is not None and c.held:
                 norm = self.units.norm(c.into)
                 chosen = torch.where(c.gauge > 0, self._gauges(norm, self.units.norm(c.group.out)), 0)
@@ -176,7 +178,7 @@ class HeldUnits(Regularizer):
         before = sum(map(len, self.units))
         settled = [torch.zeros(len(g), dtype=torch.bool) for g in self.units]
         for i, c in zip(self.units.coupled, self._couplings, strict=True):
-            if i not in self._stuck:
+            if i not in self._stuck:  # a group with too few of them for a multiple is not stuck, and not tried yet
                 settled[i] = keep_multiple((c.asleep >= self.patience).cpu(), self.multiple_of)
         if any(bool(mask.any()) for mask in settled):
             sizes = [len(g) for g in self.units]

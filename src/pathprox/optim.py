@@ -14,7 +14,6 @@ from pathprox.fused import capturing
 from pathprox.held import BALANCE_LIMIT, REGAUGE, HeldUnits
 from pathprox.prox import metric_soft_threshold, normalize_factor, shrink_factor
 from pathprox.slices import Slice
-from pathprox.units import Units
 
 LARGEST = 10.0
 """In a metric, a weight without a gradient has an enormous step size. The penalty moves it at most so many times as far
@@ -43,12 +42,12 @@ class PathProx(HeldUnits):
             that depends on the optimizer's second moments. False gives AdamW the metric step of Adam.
         gauge: hold each w at max(1, sqrt(gauge * |w| |v|)), chosen anew every 20 steps without changing the function.
             0, the paper's choice, holds it at 1. A step takes lr * weight_decay * |w|^2 from a unit's path norm; with
-            |w| = 1 that is less than weight decay takes from strong units (|w| |v| above 1/2; those of a VGG start
-            with 2 to 4), with ``gauge=4`` twice as much. With CUDA graphs see `regauge`.
+            |w| = 1 that is less than weight decay takes from strong units (|w| |v| above 1/2; those of VGG19 start
+            with 2), with ``gauge=4`` twice as much. With CUDA graphs see `regauge`.
         shrink_every: after every so many steps remove the units that have been dead in each of the last ``patience``
-            steps, from the model, the optimizer and ``units``, with `shrink_`. Training gets faster as units die. A
-            unit that is removed cannot come back. Not with DDP, whose buckets have fixed sizes. With CUDA graphs see
-            `remove_settled`.
+            steps, from the model, the optimizer and ``units``, with `shrink_`. Steps get faster as units die, on a GPU
+            not always (see docs/speed.md). A unit that is removed cannot come back. Not with DDP, whose buckets have
+            fixed sizes. With CUDA graphs see `remove_settled`.
         patience: see ``shrink_every``.
         multiple_of: with ``shrink_every``, leave a multiple of so many units in each group; 8 on a GPU, see `shrink`.
 
@@ -59,31 +58,6 @@ class PathProx(HeldUnits):
     Units that are not homogeneous (``find_units(..., homogeneous_only=False)``) have weight_decay * |v| as their
     penalty: v is soft-thresholded, and w gets ordinary weight decay.
     """
-
-    def __init__(
-        self,
-        units: Units,
-        weight_decay: float,
-        balance: bool = True,
-        bias: bool = False,
-        *,
-        decoupled: bool | None = None,
-        gauge: float = 0.0,
-        shrink_every: int | None = None,
-        patience: int = 100,
-        multiple_of: int = 1,
-    ) -> None:
-        super().__init__(
-            units,
-            weight_decay,
-            balance,
-            bias,
-            decoupled=decoupled,
-            gauge=gauge,
-            shrink_every=shrink_every,
-            patience=patience,
-            multiple_of=multiple_of,
-        )
 
     # Algorithm 1.
 

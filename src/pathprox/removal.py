@@ -101,8 +101,7 @@ class Search:
 
     def run(self) -> Removal:
         count = len(self.units)
-        dead = find_dead(self.groups, self.tensors, self.given)
-        dead[:count] = [keep_multiple(mask, self.multiple_of) for mask in dead[:count]]
+        dead = [self._sparing(*found) for found in enumerate(find_dead(self.groups, self.tensors, self.given))]
         choices = [Choice(i) for i in (*range(count, len(self.groups)), *range(count)) if dead[i].any()]
         nothing = self._plan(())
         assert isinstance(nothing, Removal)
@@ -142,16 +141,18 @@ class Search:
         removal = self._plan(choices)
         return removal if isinstance(removal, str) else self.trial.problem(removal) or removal
 
+    def _sparing(self, number: int, dead: Tensor) -> Tensor:
+        """The units of a group that may go, so that a multiple is left; bundles have no such number."""
+        return keep_multiple(dead, self.multiple_of) if number < len(self.units) else dead
+
     def _plan(self, choices: tuple[Choice, ...]) -> Removal | str:
         dead = [torch.zeros(len(g), dtype=torch.bool) for g in self.groups]
         given = None if self.given is None else [self.given[c.number] for c in choices]
         found = find_dead([self.groups[c.number] for c in choices], self.tensors, given)
         for c, mask in zip(choices, found, strict=True):
             parts = parts_of(self.groups[c.number], self.units.bundles) if c.even else None
-            if parts is not None:
-                dead[c.number] = even(mask, parts, self.multiple_of)
-            else:
-                dead[c.number] = keep_multiple(mask, self.multiple_of) if c.number < len(self.units) else mask
+            spared = self._sparing(c.number, mask) if parts is None else even(mask, parts, self.multiple_of)
+            dead[c.number] = spared
         spare_half_blocks_(self.groups, dead)
         try:
             return Removal(choices, self.groups, dead, plan_cuts(self.model, self.groups, dead), {})

@@ -37,7 +37,7 @@ def shrink(model: nn.Module, units: Units, *, multiple_of: int = 1) -> nn.Module
         model: the model that the units were found in.
         units: from `find_units`.
         multiple_of: keep as many dead units of each group as make it a multiple. Tensor cores want channels in
-            multiples of 8 and are slower with 509 of them than with 512.
+            multiples of 8 and can be slower with 509 of them than with 512.
     """
     _refuse_strangers(model, units)
     small = copy_of(model)

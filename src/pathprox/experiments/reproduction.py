@@ -271,8 +271,8 @@ def _precision(records: Sequence[Record], again: Sequence[Record]) -> Section:
     runs = {p: run_tables.reruns([r for r in again if r.precision == p]) for p in sorted({r.precision for r in again})}
     made = [
         f"{run} --precision {precision} --records results/{PRECISION}/{precision}"
-        for precision, found in (runs or {"tf32": [train("task3/pathprox")]}).items()
-        for run in found
+        for precision, commands in (runs or {"tf32": [train("task3/pathprox")]}).items()
+        for run in commands
     ]
     return Section("precision", "Precision", [told, found], made, [PRECISION])
 
