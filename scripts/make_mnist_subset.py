@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from pathprox.experiments.data import folder_of
-from pathprox.experiments.data.sets import SEED, few_of_each, mnist_files
+from pathprox.experiments.data.sets import SEED, at_random, few_of_each, mnist_files
 
 TARGET = Path(__file__).parent.parent / "src/pathprox/experiments/mnist_subset.npz"
 
@@ -23,7 +23,7 @@ TARGET = Path(__file__).parent.parent / "src/pathprox/experiments/mnist_subset.n
 def main(folder: Path, target: Path = TARGET) -> None:
     train, test = mnist_files(folder)
     random = np.random.default_rng(SEED)
-    few, rest = few_of_each(train[1], random)
+    few, rest = few_of_each(train[1], at_random(random))
     parts = {
         "train": (*train, few),
         "val": (*train, np.sort(random.choice(rest, 1000, replace=False))),

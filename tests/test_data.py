@@ -129,6 +129,20 @@ def test_other_draws_of_a_hundred_a_class_are_other_images():
     assert len(np.intersect1d(first, second)) < 100
 
 
+def test_the_draw_of_the_authors_code_is_the_first_hundred_of_each_class_in_a_shuffled_set():
+    labels = np.random.default_rng(0).integers(0, 10, 60000)
+    few, rest = sets._cut(sets._RECIPES["mnist-100:authors"], labels)
+    shuffled = torch.randperm(60000, generator=torch.Generator().manual_seed(42)).tolist()
+    assert shuffled[:5] == [37542, 43087, 2992, 25810, 39634]  # torch's generator draws the same everywhere
+    taken, count = [], [0] * 10
+    for image in shuffled:
+        if count[labels[image]] < 100:
+            taken.append(image)
+            count[labels[image]] += 1
+    assert few.tolist() == sorted(taken)
+    assert np.array_equal(np.sort(np.concatenate([few, rest])), np.arange(60000))
+
+
 def test_small_sets_are_cut_in_the_same_proportion(tmp_path):
     official.write_mnist(tmp_path, 600, 20)
     mnist, few = load("mnist", tmp_path), load("mnist-100", tmp_path)
@@ -144,7 +158,7 @@ def test_a_class_without_images_cannot_give_any(tmp_path):
     with pytest.raises(ValueError, match="two or more images of each class are needed, and of the class 5 there are 1"):
         load("mnist-100", tmp_path)
     with pytest.raises(ValueError, match="100 images of each class are needed, and of the class 1 there are 0"):
-        sets.few_of_each(np.zeros(60000, np.int64), np.random.default_rng(0))
+        sets.few_of_each(np.zeros(60000, np.int64), sets.at_random(np.random.default_rng(0)))
 
 
 # Where it is looked for

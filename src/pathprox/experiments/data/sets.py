@@ -1,6 +1,7 @@
 """The data sets the networks are trained on, each with its split into training, validation and test.
 
-Every random choice is numpy's ``default_rng(42)``: the same images everywhere and always.
+Every random choice is numpy's ``default_rng(42)``, but for the draw of the authors' code, which is torch's with that
+seed: the same images everywhere and always.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ PER_CLASS = 100
 
 Pair = tuple[Images, Labels]
 Indices = NDArray[np.int64]
+Pick = Callable[[Indices, int], Indices]
+"""So many of these images."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +89,8 @@ class _Recipe:
     std: tuple[float, ...]
     few: bool = False
     """Whether only `PER_CLASS` images a class are for training, all others for validation."""
-    draw: int = 0
-    """Which draw of those images; the paper's is not known."""
+    draw: int | None = 0
+    """Which draw of those images; None: the one of the authors' code."""
     crop: int = 0
     flip: bool = False
 
@@ -133,7 +136,7 @@ def mnist_subset() -> dict[str, Split]:
     return {part: Split(normalized(s.images, data.mean, data.std), s.labels) for part, s in parts.items()}
 
 
-def few_of_each(labels: Labels, random: np.random.Generator, count: int | None = PER_CLASS) -> tuple[Indices, Indices]:
+def few_of_each(labels: Labels, pick: Pick, count: int | None = PER_CLASS) -> tuple[Indices, Indices]:
     """``count`` images of each class (for None as many as half of the class has, but no more), and all others."""
     chosen = []
     for label in range(CLASSES):
@@ -142,9 +145,20 @@ def few_of_each(labels: Labels, random: np.random.Generator, count: int | None =
         if not 0 < take <= len(there):
             needed = f"{count or 'two or more'} images of each class are needed"
             raise ValueError(f"{needed}, and of the class {label} there are {len(there)}.")
-        chosen.append(random.choice(there, take, replace=False))
+        chosen.append(pick(there, take))
     train = np.sort(np.concatenate(chosen))
     return train, np.setdiff1d(np.arange(len(labels)), train)
+
+
+def at_random(random: np.random.Generator) -> Pick:
+    """Any of the images, each at most once."""
+    return lambda there, take: random.choice(there, take, replace=False)
+
+
+def _earliest(count: int) -> Pick:
+    """Those that come first when all ``count`` images are shuffled, as in the authors' code."""
+    place = torch.randperm(count, generator=torch.Generator().manual_seed(SEED)).argsort().numpy()
+    return lambda there, take: there[np.argsort(place[there])[:take]]
 
 
 def mnist_files(folder: Path) -> tuple[Pair, Pair]:
@@ -204,6 +218,7 @@ _MNIST: dict[str, Any] = {"source": "mnist", "read": mnist_files, "size": 60000,
 _COLOUR: dict[str, Any] = {"mean": CIFAR_MEAN, "std": CIFAR_STD}
 _RECIPES = {
     "mnist-100": _Recipe(**_MNIST, val=59000, few=True),
+    "mnist-100:authors": _Recipe(**_MNIST, val=59000, few=True, draw=None),
     **{f"mnist-100:{draw}": _Recipe(**_MNIST, val=59000, few=True, draw=draw) for draw in range(1, 6)},
     "mnist": _Recipe(**_MNIST, val=5000),
     "cifar10": _Recipe("cifar10", _cifar10_files, size=50000, val=5000, **_COLOUR, crop=4, flip=True),
@@ -216,9 +231,10 @@ def _cut(recipe: _Recipe, labels: Labels) -> tuple[Indices, Indices]:
 
     Validation has the first ones of a random permutation.
     """
-    random = np.random.default_rng(SEED + recipe.draw)
     if recipe.few:
-        return few_of_each(labels, random, PER_CLASS if len(labels) == recipe.size else None)
+        pick = _earliest(len(labels)) if recipe.draw is None else at_random(np.random.default_rng(SEED + recipe.draw))
+        return few_of_each(labels, pick, PER_CLASS if len(labels) == recipe.size else None)
+    random = np.random.default_rng(SEED)
     order, val = random.permutation(len(labels)), max(1, len(labels) * recipe.val // recipe.size)
     return np.sort(order[val:]), np.sort(order[:val])
 
