@@ -5,6 +5,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from pathprox.experiments import figures
 from pathprox.experiments.figures_parts import average, best_lr, complete, mean_staircase, solutions, staircase
@@ -159,6 +160,20 @@ def test_runs_without_lipschitz_constants_are_drawn_without_histograms(tmp_path)
     assert figures.draw(1, [run], tmp_path)
 
 
+def test_the_median_of_lipschitz_constants_is_drawn_where_it_was_measured():
+    measured, other = record("figure1", "pathprox"), record("figure1", "weight-decay")
+    measured.history["lipschitz"] = [2.0] * len(measured.history["step"])
+
+    def drawn(**shown):
+        figure = Figure(layout="constrained")
+        figures.kind_of(1).paint(figure, {method.replace("_", "-"): runs for method, runs in shown.items()})
+        return {axes.get_title(): axes for axes in figure.axes}
+
+    (line,) = drawn(weight_decay=[other], pathprox=[measured])["their median in between"].lines
+    assert set(line.get_ydata()) == {2.0}
+    assert "their median in between" not in drawn(weight_decay=[other])
+
+
 def test_a_boundary_that_is_nowhere_reached_is_not_drawn(tmp_path):
     run = record("figure2", "pathprox")
     for weights in run.final["weights"].values():
@@ -211,11 +226,21 @@ def test_the_page_has_all_parts_and_fetches_nothing():
     content = page(EVERYTHING)
     found = Reader(content)
     assert found.tags.count("img") == 4
-    assert found.tags.count("table") == 4
+    assert found.tags.count("table") == 5
     assert "script" not in found.tags
     assert all(a.startswith(("#", "data:image/png;base64,")) for a in found.addresses)
     assert not re.search(r"https?://|url\(|@import", content)
-    for part in ("Table 1", "Table 2", "Table 3", "Figure 1", "Figure 2", "Figure 3", "Figure 4", "All runs"):
+    for part in (
+        "In short",
+        "Table 1",
+        "Table 2",
+        "Table 3",
+        "Figure 1",
+        "Figure 2",
+        "Figure 3",
+        "Figure 4",
+        "All runs",
+    ):
         assert part in found.words
     assert "pathprox table 1 --records DIR --chosen paper" in found.words
     assert "missing" not in found.words

@@ -9,7 +9,7 @@ import pathprox
 from pathprox.experiments import paper
 from pathprox.experiments.data import load
 from pathprox.experiments.models import build
-from pathprox.experiments.recipes import CHOSEN, GRIDS, METHODS, RECIPES, Grid, Recipe, grid, recipe_of
+from pathprox.experiments.recipes import CHOSEN, GRIDS, METHODS, RECIPES, Grid, Recipe, grid, neighbours, recipe_of
 from pathprox.experiments.record import Record, find, read_all
 
 TABLE_OF_THE_PAPER = {
@@ -70,6 +70,22 @@ def test_the_grid_of_task_1_has_42_cells():
     cells = grid(RECIPES["task1/pathprox"])
     assert len({c.key for c in cells}) == 42
     assert [len(grid(RECIPES[f"{t}/pathprox"])) for t in ("task2", "task3", "task4", "task5")] == [42, 28, 16, 8]
+
+
+def test_a_recipe_that_only_ends_sooner_or_later_keeps_its_milestones():
+    recipe = recipe_of("task3/pathprox")
+    assert recipe.until(112_320).milestones == recipe.milestones == (28_080, 42_120)
+    assert recipe.until(30_000).milestones == (28_080,)
+    assert recipe.until(112_320).look_every == recipe.look_every
+    assert recipe_of("figure2/pathprox").until(5000).snapshots == (2000,)
+    assert recipe_of("task5/lasso").until(12_000).cuts == (5000, 10_000)
+
+
+def test_neighbours_are_the_next_cells_of_the_grid():
+    found = {(r.lr, r.weight_decay) for r in neighbours(recipe_of("task3/pathprox"))}
+    assert found == {(0.1, 1e-3), (0.03, 1e-3), (0.3, 1e-3), (0.1, 3e-4), (0.1, 3e-3)}
+    corner = {(r.lr, r.weight_decay) for r in neighbours(recipe_of("task4/pathprox"))}
+    assert corner == {(0.1, 3e-3), (0.03, 3e-3), (0.3, 3e-3), (0.1, 1e-3)}, "3e-3 is the largest weight decay"
 
 
 def test_a_task_without_a_grid_says_how_to_give_one():

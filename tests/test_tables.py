@@ -11,7 +11,7 @@ import pytest
 from pathprox.experiments.choice import choose, nearest
 from pathprox.experiments.paper import TABLES
 from pathprox.experiments.recipes import SEEDS
-from pathprox.experiments.record import DIVERGED, INTERRUPTED, Record
+from pathprox.experiments.record import DIVERGED, DONE, INTERRUPTED, STUCK, Record
 from pathprox.experiments.tables import COLUMNS, Table, commands, mean_and_error, select, table
 from records import all_records, record
 
@@ -130,6 +130,16 @@ def test_runs_that_did_not_end_well_are_left_out_and_counted(status, words):
     assert f"Task 3, PathProx: 1 run {words} and left out." in made.notes
 
 
+@pytest.mark.parametrize("status", [DONE, STUCK, INTERRUPTED])
+def test_a_run_that_learned_nothing_is_left_out_however_it_ended(status):
+    """With it in the mean, the standard error would be so large that any number of the paper was met."""
+    runs = scored("task4", "weight-decay", [95.0, 95.0, 19.6])
+    runs[2].status, runs[2].history["loss"] = status, [2.32, *[2.23] * 40]
+    made = table(1, runs)
+    assert row(made, "4", "true labels", "weight decay")["accuracy, ours"] == "95.00 (n = 2)"
+    assert "Task 4, weight decay: 1 run learned nothing and left out." in made.notes
+
+
 def test_a_diverged_run_has_no_final_numbers_and_does_no_harm():
     made = table(3, [record("task3", "pathprox", status=DIVERGED, final={}, history={})])
     assert row(made, "3", "true labels", "PathProx")["accuracy, ours"] == "missing"
@@ -169,6 +179,9 @@ def test_a_run_repeated_to_measure_more_counts_once():
     first = record("task3", "pathprox", 0)
     again = record("task3", "pathprox", 0, lipschitz=True)
     assert choose("task3/pathprox", [again, first]).records == (again,)
+    thrice = record("task3", "pathprox", 0, lipschitz=True)
+    thrice.history["lipschitz"] = thrice.history["active"]
+    assert choose("task3/pathprox", [thrice, again, first]).records == (thrice,)
 
 
 def test_other_precision_is_noted():

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from itertools import pairwise
+from statistics import median
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from pathprox.experiments.batches import Batches, crop, flip
 from pathprox.experiments.data import load, normalized
 from pathprox.experiments.loop import Setting
 from pathprox.experiments.recipes import METHODS, RECIPES, Pruning, Recipe
-from pathprox.experiments.record import DIVERGED, DONE, INTERRUPTED, Record, find
+from pathprox.experiments.record import DIVERGED, DONE, INTERRUPTED, STUCK, Record, find
 from pathprox.experiments.train import UnfinishedError, run
 
 TWO_CUTS = Pruning((30, 60), 1e-5, 30)
@@ -60,6 +61,27 @@ def test_a_run_leaves_one_record_with_everything_in_it(tmp_path):
     assert {"pathprox", "torch", "python"} <= set(record.versions)
     assert [p.suffix for p in tmp_path.rglob("*") if p.is_file()] == [".json"], "the checkpoint is gone"
     assert next(tmp_path.rglob("*.json")).stat().st_size < 40_000
+
+
+def test_the_median_of_the_lipschitz_constants_is_in_the_history_where_it_is_asked_for(tmp_path):
+    record = run(small(steps=20, look_every=10, lipschitz_curve=True), 0, tmp_path)
+    ends = [median(record.final["lipschitz"][when]) for when in ("start", "end")]
+    assert [record.history["lipschitz"][i] for i in (0, -1)] == pytest.approx(ends, rel=1e-4)
+    assert len(record.history["lipschitz"]) == 3
+
+
+def test_a_run_that_learns_nothing_is_stopped_and_says_so(tmp_path):
+    recipe = small(steps=1200, look_every=100, lr=1e-9, lipschitz=False)
+    record = run(recipe, 0, tmp_path)
+    assert record.status == STUCK
+    assert record.history["step"][-1] == 1000, "ten looks after the first"
+    assert "nothing is learned. Try another seed or a lower learning rate" in record.message
+    assert run(recipe, 0, tmp_path).seconds == pytest.approx(record.seconds, rel=1e-5), "it is not run again"
+    assert not list(tmp_path.rglob("*.pt"))
+
+
+def test_a_short_run_has_not_had_time_to_learn(tmp_path):
+    assert run(small(steps=20, look_every=1, lr=1e-9, lipschitz=False), 0, tmp_path).status == DONE
 
 
 @pytest.mark.parametrize("method", METHODS)

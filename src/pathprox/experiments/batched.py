@@ -23,7 +23,7 @@ from pathprox.experiments.looks import Looks, on_corrupted, size
 from pathprox.experiments.loop import Loop, Setting
 from pathprox.experiments.models import MLP
 from pathprox.experiments.recipes import Recipe
-from pathprox.experiments.record import DIVERGED, DONE, Record, replacing
+from pathprox.experiments.record import DIVERGED, DONE, Record, best_look, replacing
 from pathprox.experiments.stack import (
     Plan,
     Stack,
@@ -36,7 +36,7 @@ from pathprox.experiments.stack import (
 )
 from pathprox.experiments.stack_step import KNOWN
 from pathprox.experiments.sweep import Cell, Work
-from pathprox.experiments.train import best_look, example_of, last_looks, start_of
+from pathprox.experiments.train import example_of, last_looks, start_of
 
 MOST = 64
 """So many networks at once are enough to keep a GPU busy, and have room there."""
@@ -175,6 +175,8 @@ class Batch:
             self.diverged(i, f"the loss is {seen['loss']} after step {self.step}")
             return False
         best = not record.history or seen["val"] > max(record.history["val"])
+        if self.recipe.lipschitz_curve:
+            seen |= self.eyes.middling(self.restored(i, self.stack).model)
         record.seconds = self._elapsed() / len(self.records)
         record.add(step=self.step, lr=record.recipe.lr_at(self.step), **seen, seconds=record.seconds)
         if self.recipe.lipschitz and self.step in (0, self.recipe.steps):

@@ -51,11 +51,13 @@ def differences(record: Record, *, ignoring: Sequence[str] = HYPER) -> tuple[str
     """
     recipe, paper = record.recipe, named(record.recipe.name)
     scaled = _lasting(paper.name, recipe.steps)
-    found = [f"{recipe.steps:,} of {paper.steps:,} steps"] if recipe.steps != paper.steps else []
+    found = [f"{recipe.steps:,} of {paper.steps:,} steps"] if recipe.steps < paper.steps else []
+    found += [f"{recipe.steps:,} steps in place of {paper.steps:,}"] if recipe.steps > paper.steps else []
     for name in (*HYPER, *DECISIVE):
         mine, theirs = getattr(recipe, name), getattr(scaled, name)
         if name not in ignoring and mine != theirs:
-            found.append(f"{name.replace('_', ' ')} {mine} in place of {theirs}")
+            kept = name == "milestones" and mine == paper.until(recipe.steps).milestones
+            found.append("milestones kept" if kept else f"{name.replace('_', ' ')} {mine} in place of {theirs}")
     images = IMAGES.get(recipe.data)
     if images and record.data.get("train", images) != images:
         found.append(f"{record.data['train']:,} training images of {images:,}")
@@ -64,7 +66,7 @@ def differences(record: Record, *, ignoring: Sequence[str] = HYPER) -> tuple[str
 
 def done(records: Sequence[Record], name: str) -> list[Record]:
     """The runs of a recipe that ended as they should."""
-    return [r for r in records if r.recipe.name == name and r.status == DONE]
+    return [r for r in records if r.recipe.name == name and r.status == DONE and not r.stuck]
 
 
 def nearest(records: Sequence[Record], *, ignoring: Sequence[str] = HYPER) -> list[Record]:
@@ -74,7 +76,7 @@ def nearest(records: Sequence[Record], *, ignoring: Sequence[str] = HYPER) -> li
     repeated only to measure more counts once.
     """
     kinds: dict[tuple[str, ...], dict[tuple[float, ...], Record]] = {}
-    for record in sorted(records, key=lambda r: len(r.final)):
+    for record in sorted(records, key=lambda r: r.measured):
         kind = kinds.setdefault(differences(record, ignoring=ignoring), {})
         kind[record.seed, record.recipe.lr, record.recipe.weight_decay] = record
 
@@ -168,20 +170,23 @@ def _lacking(choice: Choice, records: Sequence[Record], chosen: str) -> list[str
         absent = [s for s in SEEDS if s not in {r.seed for r in found}]
         cure = train(choice.name, absent) if chosen == "paper" else cure
         notes.append(f"n = {len(found)} of {len(SEEDS)} seeds" + ("" if choice.differs else f"; run `{cure}`"))
-    if failed := _others(choice, records, {DIVERGED}):
+    others = _others(choice, records)
+    if failed := sum(r.status == DIVERGED for r in others):
         notes.append(f"{_runs(failed)} diverged and left out")
-    if open_ := _others(choice, records, {r.status for r in records} - {DONE, DIVERGED}):
+    if stuck := sum(r.stuck for r in others):
+        notes.append(f"{_runs(stuck)} learned nothing and left out")
+    if open_ := sum(not r.finished and not r.stuck for r in others):
         notes.append(f"{_runs(open_)} not finished and left out")
     precisions = Counter(r.precision for r in found if r.precision != "float32")
     return [*notes, *(f"{_runs(count)} computed in {precision}" for precision, count in sorted(precisions.items()))]
 
 
-def _others(choice: Choice, records: Sequence[Record], statuses: set[str]) -> int:
-    """How many runs of the same kind have such a status."""
-    mine = [r for r in records if r.recipe.name == choice.name and r.status in statuses]
+def _others(choice: Choice, records: Sequence[Record]) -> list[Record]:
+    """The runs of the same kind that did not end as they should."""
+    mine = [r for r in records if r.recipe.name == choice.name and (r.status != DONE or r.stuck)]
     if choice.lr is not None and choice.weight_decay is not None:
         mine = at(mine, choice.lr, choice.weight_decay)
-    return sum(not choice.records or differences(r) == choice.differs for r in mine)
+    return [r for r in mine if not choice.records or differences(r) == choice.differs]
 
 
 def _runs(count: int) -> str:

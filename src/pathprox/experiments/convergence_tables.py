@@ -103,7 +103,7 @@ _Cell = tuple[float, float, tuple[str, ...]]
 def _cells(records: Sequence[Record], name: str, statuses: Sequence[str]) -> dict[_Cell, dict[int, Record]]:
     """The runs of a recipe by hyperparameters and what differs, then by seed; the one that measured most counts."""
     found: dict[_Cell, dict[int, Record]] = {}
-    for r in sorted(records, key=lambda r: len(r.final)):
+    for r in sorted(records, key=lambda r: r.measured):
         if r.recipe.name == name and r.status in statuses and (r.status == DIVERGED or math.isfinite(final(r))):
             found.setdefault((r.recipe.lr, r.recipe.weight_decay, differences(r)), {})[r.seed] = r
     return found

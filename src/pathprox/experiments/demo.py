@@ -163,10 +163,10 @@ def _curves(figure: Figure, shown: dict[str, list[Record]]) -> None:
 
 
 def _robustness(figure: Figure, shown: dict[str, list[Record]]) -> None:
-    from pathprox.experiments.figures_parts import COLOURS, histograms
+    from pathprox.experiments.figures_parts import COLOURS, lipschitz
 
     parts: Any = figure.subfigures(1, 2, width_ratios=(1, 1.7))
-    histograms(parts[0], shown)
+    lipschitz(parts[0], shown)
     axes = parts[1].subplots()
     kinds = list(shown["pathprox"][0].final["corrupted"]["each"])
     for side, (method, runs) in zip((-0.2, 0.2), shown.items(), strict=True):

@@ -17,8 +17,8 @@ from pathprox.experiments.figures_parts import (
     active_units,
     best_lr,
     complete,
-    histograms,
     key,
+    lipschitz,
     objective,
     stairs,
 )
@@ -66,7 +66,7 @@ class Kind:
 
 def draw(number: int, records: Sequence[Record], out: Path, endings: Sequence[str] = ("png", "pdf")) -> list[Path]:
     """Write figure<number>.png and .pdf into ``out``, from whatever records there are for it."""
-    kind, shown = _kind(number), runs_of(number, records)
+    kind, shown = kind_of(number), runs_of(number, records)
     if not shown:
         raise ValueError(f"there are no records for figure {number}. These commands make them:\n{commands(number)}")
     import matplotlib
@@ -86,12 +86,12 @@ def draw(number: int, records: Sequence[Record], out: Path, endings: Sequence[st
 
 def commands(number: int) -> str:
     """What to run for a figure, a line each."""
-    return "\n".join(map(_kind(number).command, CHOSEN[_kind(number).task]))
+    return "\n".join(map(kind_of(number).command, CHOSEN[kind_of(number).task]))
 
 
 def notes(number: int, records: Sequence[Record]) -> list[str]:
     """Which methods are missing, and which are drawn from runs that differ from the paper's."""
-    kind, shown, found = _kind(number), runs_of(number, records), []
+    kind, shown, found = kind_of(number), runs_of(number, records), []
     for method in CHOSEN[kind.task]:
         cure = f"run `{kind.command(method)}`"
         if method not in shown:
@@ -101,7 +101,7 @@ def notes(number: int, records: Sequence[Record]) -> list[str]:
     return found
 
 
-def _kind(number: int) -> Kind:
+def kind_of(number: int) -> Kind:
     if number not in FIGURES:
         raise ValueError(f"there is no figure {number}: choose one of {', '.join(map(str, FIGURES))}.")
     return FIGURES[number]
@@ -109,7 +109,7 @@ def _kind(number: int) -> Kind:
 
 def runs_of(number: int, records: Sequence[Record]) -> Shown:
     """The runs that a figure is drawn from."""
-    kind = _kind(number)
+    kind = kind_of(number)
     ignoring = HYPER if kind.searched else ()
     found = {m: nearest(done(records, f"{kind.task}/{m}"), ignoring=ignoring) for m in CHOSEN[kind.task]}
     return {method: runs for method, runs in found.items() if runs}
@@ -136,7 +136,7 @@ def _figure1(figure: Figure, shown: Shown) -> None:
     parts: Any = figure.subfigures(1, 3, width_ratios=(1.1, 1, 1))
     left, middle, right = parts
     objective(left.subplots(), shown, loss=True)
-    histograms(middle, shown)
+    lipschitz(middle, shown)
     active_units(right.subplots(), shown)
     handles = [key(COLOURS[m], METHODS[m].title, width=3) for m in shown]
     handles += [key(BLACK, "F, balanced"), key(BLACK, "F as it is", "--"), key(GREY, "data loss")]
@@ -183,7 +183,7 @@ def _cells_shown(runs: Sequence[Record]) -> str:
 
 
 FIGURES: dict[int, Kind] = {
-    1: Kind("figure1", "Weight decay and PathProx with the same λ", _figure1, (11, 4.2), _seeds),
+    1: Kind("figure1", "Weight decay and PathProx with the same λ", _figure1, (11, 5.2), _seeds),
     2: Kind("figure2", "Decision boundaries", boundaries, (11, 4), _seed_shown),
     3: Kind("figure3", "Minimising the weight-decay objective", _figure3, (6.5, 4.6), _lr_shown, searched=True),
     4: Kind("task5", "Test accuracy of cut networks", _figure4, (6.5, 4.6), _cells_shown, searched=True),

@@ -104,9 +104,21 @@ def active_units(axes: Axes, shown: Shown) -> None:
     over_iterations(axes, shown)
 
 
-def histograms(panel: SubFigure, shown: Shown) -> None:
-    """Local Lipschitz constants of all seeds together, before and after training."""
-    panels = panel.subplots(2, 1)
+def lipschitz(panel: SubFigure, shown: Shown) -> None:
+    """Local Lipschitz constants of all seeds together before and after training, and their median in between."""
+    curves = {m: [r for r in runs if "lipschitz" in r.history] for m, runs in shown.items()}
+    curves = {method: runs for method, runs in curves.items() if runs}
+    panels = panel.subplots(3 if curves else 2, 1)
+    _histograms(panels[:2], shown)
+    for method, runs in curves.items():
+        curve(panels[2], runs, "lipschitz", COLOURS[method])
+    if curves:
+        least = min(v for runs in curves.values() for r in runs for v in values(r, "lipschitz")[1:])
+        panels[2].set(title="their median in between", ylim=(0.95 * least, None))  # the start is far below
+        over_iterations(panels[2], curves)
+
+
+def _histograms(panels: Any, shown: Shown) -> None:
     for axes, when in zip(panels, ("start", "end"), strict=True):
         axes.set_title(f"local Lipschitz constants at the {when}")
         pooled = {m: [v for r in runs for v in r.final.get("lipschitz", {}).get(when, ())] for m, runs in shown.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ class Looks:
     """The sets that a network in training is evaluated on, on its device."""
 
     def __init__(self, recipe: Recipe, data: Dataset, setting: Setting) -> None:
-        self._data, self._setting = data, setting
+        self._data, self._setting, self._recipe = data, setting, recipe
         self.train = Fixed(data, data.train, setting.device, recipe.loss_images)
         self.val = Fixed(data, data.val, setting.device)
         self.test = Fixed(data, data.test, setting.device)
@@ -43,6 +43,7 @@ class Looks:
             "active": loop.active(),
             "val": self.accuracy(loop.model, self.val),
             "test": self.accuracy(loop.model, self.test),
+            **self.middling(loop.model),
         }
 
     @torch.no_grad()
@@ -79,6 +80,10 @@ class Looks:
         """Sorted local Lipschitz constants on the first test images, with few digits."""
         x, _ = next(self.test.parts(LIPSCHITZ_IMAGES))
         return [float(f"{v:.4g}") for v in sorted(pathprox.local_lipschitz(model, x).tolist())]
+
+    def middling(self, model: nn.Module) -> dict[str, float]:
+        """The median of those constants, for recipes that ask for it at every look."""
+        return {"lipschitz": median(self.lipschitz(model))} if self._recipe.lipschitz_curve else {}
 
 
 def on_corrupted(

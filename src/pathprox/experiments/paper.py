@@ -60,3 +60,15 @@ TABLES: dict[int, tuple[Cell, ...]] = {
     ),
 }
 TITLES = {1: "Generalization", 2: "Weight normalisation", 3: "Layer balance"}
+
+
+def cells(number: int) -> tuple[Cell, ...]:
+    """Those of a table."""
+    if number not in TABLES:
+        raise ValueError(f"there is no table {number}: choose one of {', '.join(map(str, TABLES))}.")
+    return TABLES[number]
+
+
+def names(number: int) -> list[str]:
+    """The recipes behind a table, each once."""
+    return list(dict.fromkeys(f"{cell.task}/{cell.method}" for cell in cells(number)))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -100,6 +100,8 @@ class Recipe:
     prune: Pruning | None = None
     momentum: float = 0.0
     """The paper has none."""
+    lipschitz_curve: bool = False
+    """Measure the median of those constants at every look."""
 
     def __post_init__(self) -> None:
         self._check(self.method in METHODS, f"method {self.method!r} is none of {', '.join(METHODS)}")
@@ -178,6 +180,15 @@ class Recipe:
             prune=prune,
         )
 
+    def until(self, steps: int) -> Recipe:
+        """The same recipe that only ends sooner or later; milestones and other marks after its end are never met."""
+
+        def met(marks: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple(m for m in marks if m <= steps)
+
+        prune = self.prune and dataclasses.replace(self.prune, checkpoints=met(self.prune.checkpoints))
+        return self.changed(steps=steps, milestones=met(self.milestones), snapshots=met(self.snapshots), prune=prune)
+
     def changed(self, **fields: Any) -> Recipe:
         """With other hyperparameters; unknown names are an error that lists the known ones."""
         known = [f.name for f in dataclasses.fields(self)]
@@ -225,7 +236,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "task4": {**_vgg(SVHN_EPOCH), "data": "svhn"},
     "task5": {**_MNIST, "data": "mnist", "steps": 30_000, "corrupted": None, "prune": Pruning(), "lipschitz": False},
     # Figures 1 and 3 are Task 1 with one lambda for all methods, and with a decaying learning rate as the text says.
-    "figure1": {**_DECAYED, "corrupted": None},
+    "figure1": {**_DECAYED, "corrupted": None, "lipschitz_curve": True},
     "figure3": {**_DECAYED, "corrupted": None, "lipschitz": False},
     # The same comparison for Tasks 2 and 5: one lambda, one network, and a learning rate that lets F settle.
     "task2-decay": {
@@ -328,7 +339,23 @@ def recipe_of(name: str) -> Recipe:
 
 def grid(recipe: Recipe, cells: Grid | None = None) -> list[Recipe]:
     """The recipe with every learning rate and weight decay of the grid (by default the paper's for its task)."""
-    cells = cells or GRIDS.get(recipe.task)
-    if cells is None:
-        raise ValueError(f"the paper has no grid for {recipe.task}. Give one: --grid 'lr=0.1,0.3 weight_decay=0.001'")
+    cells = cells or _grid_of(recipe)
     return [recipe.changed(lr=lr, weight_decay=wd) for lr in cells.lr for wd in cells.weight_decay]
+
+
+def neighbours(recipe: Recipe) -> list[Recipe]:
+    """The recipe, and the cells of the paper's grid beside it: the next learning rates and the next weight decays."""
+    cells = _grid_of(recipe)
+    lrs, decays = _next_to(recipe.lr, cells.lr), _next_to(recipe.weight_decay, cells.weight_decay)
+    return [recipe, *(recipe.changed(lr=lr) for lr in lrs), *(recipe.changed(weight_decay=wd) for wd in decays)]
+
+
+def _grid_of(recipe: Recipe) -> Grid:
+    if recipe.task not in GRIDS:
+        raise ValueError(f"the paper has no grid for {recipe.task}. Give one: --grid 'lr=0.1,0.3 weight_decay=0.001'")
+    return GRIDS[recipe.task]
+
+
+def _next_to(value: float, values: Sequence[float]) -> list[float]:
+    below, above = [v for v in values if v < value], [v for v in values if v > value]
+    return [*below[-1:], *above[:1]]

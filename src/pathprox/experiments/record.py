@@ -17,7 +17,10 @@ import torch
 import pathprox
 from pathprox.experiments.recipes import Recipe
 
-RUNNING, DONE, DIVERGED, INTERRUPTED = "running", "done", "diverged", "interrupted"
+RUNNING, DONE, DIVERGED, INTERRUPTED, STUCK = "running", "done", "diverged", "interrupted", "stuck"
+LEARNT = 0.8
+PATIENCE = {"looks": 10, "steps": 1000}
+"""A run is stuck if its loss was never below that share of what it was at the start, in so many looks and steps."""
 DIGITS = 6
 """Significant digits of the numbers in a record."""
 
@@ -32,7 +35,8 @@ class Record:
 
     ``history`` has one list for each quantity, an entry for each look: step, lr, loss, objective (the weight-decay
     objective F of the weights as they are), path_norm (G), balanced (F at its least over all rescalings), active,
-    val, test, seconds. Accuracies and shares of units are in percent. ``final`` has
+    val, test, seconds, and lipschitz (the median of local Lipschitz constants) where a recipe asks for it. Accuracies
+    and shares of units are in percent. ``final`` has
 
     - best: step, val, test and active at the look with the best validation accuracy, the paper's choice;
     - last: means over the last tenth of the looks, and the spread of active units;
@@ -47,7 +51,7 @@ class Record:
     recipe: Recipe
     seed: int
     status: str = RUNNING
-    """running, done, diverged (a number was not finite) or interrupted."""
+    """running, done, diverged (a number was not finite), stuck (nothing was learned) or interrupted."""
     message: str = ""
     """Why it did not end as it should."""
     device: str = ""
@@ -63,11 +67,27 @@ class Record:
     @property
     def finished(self) -> bool:
         """Whether running it again would bring nothing new."""
-        return self.status in (DONE, DIVERGED)
+        return self.status in (DONE, DIVERGED, STUCK)
+
+    @property
+    def stuck(self) -> bool:
+        """Whether it has learned nothing. A mean over seeds with such a run in it says nothing about the others.
+
+        Task 5 has strong penalties on purpose, and shows what comes of them.
+        """
+        losses = [loss for loss in self.history.get("loss", ()) if loss is not None]
+        if self.recipe.prune is not None or len(losses) <= PATIENCE["looks"]:
+            return False
+        return self.history["step"][-1] >= PATIENCE["steps"] and min(losses) > LEARNT * losses[0]
 
     @property
     def name(self) -> str:
         return run_name(self.recipe, self.seed)
+
+    @property
+    def measured(self) -> tuple[int, int]:
+        """How much was: of two runs of the same the one with more counts."""
+        return len(self.final), len(self.history)
 
     def add(self, **seen: float) -> None:
         """One more entry of the history."""
@@ -89,6 +109,13 @@ class Record:
             return cls(**{**fields, "recipe": Recipe.from_dict(fields["recipe"])})
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"{path} is not a record of a run: {error}. Delete it and run that cell again.") from error
+
+
+def best_look(record: Record, since: int = 0) -> dict[str, float]:
+    """The first look with the best validation accuracy from a step on, which is how the paper chooses."""
+    late = [i for i, step in enumerate(record.history["step"]) if step >= since]
+    at = max(late, key=lambda i: record.history["val"][i])
+    return {key: record.history[key][at] for key in ("step", "val", "test", "active", "balanced")}
 
 
 def run_name(recipe: Recipe, seed: int) -> str:

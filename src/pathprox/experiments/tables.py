@@ -97,11 +97,9 @@ def table(number: int, records: Sequence[Record], chosen: str = "paper") -> Tabl
     ``chosen``: "paper" for runs with the paper's learning rates and weight decays, "validation" for those that had
     the best validation accuracy among the records.
     """
-    if number not in paper.TABLES:
-        raise ValueError(f"there is no table {number}: choose one of {', '.join(map(str, paper.TABLES))}.")
     rows: list[tuple[str, ...]] = []
     remarks: dict[str, list[str]] = {}
-    for cell in paper.TABLES[number]:
+    for cell in paper.cells(number):
         choice = choose(f"{cell.task}/{cell.method}", records, chosen)
         rows.append(_row(cell, choice))
         label = f"Task {_number(cell)}, {METHODS[cell.method].title}"
@@ -115,8 +113,7 @@ def table(number: int, records: Sequence[Record], chosen: str = "paper") -> Tabl
 
 def commands(number: int, chosen: str = "paper") -> str:
     """What to run for a table, a line each."""
-    names = dict.fromkeys(f"{cell.task}/{cell.method}" for cell in paper.TABLES[number])
-    return "\n".join(command(name, chosen) for name in names)
+    return "\n".join(command(name, chosen) for name in paper.names(number))
 
 
 def mean_and_error(values: Sequence[float]) -> paper.Value:

@@ -21,7 +21,7 @@ from pathprox.experiments.looks import Looks, size
 from pathprox.experiments.loop import Loop, Setting
 from pathprox.experiments.models import build
 from pathprox.experiments.recipes import Recipe
-from pathprox.experiments.record import DIVERGED, DONE, INTERRUPTED, RUNNING, Record, find, replacing
+from pathprox.experiments.record import DIVERGED, DONE, INTERRUPTED, RUNNING, STUCK, Record, best_look, find, replacing
 
 Watch = Callable[[Record, int, int], None]
 """Called after each look with the record so far, the steps done and the steps in all."""
@@ -29,6 +29,10 @@ SAVING = 30
 """Between two checkpoints lies at least so many times the time that one takes."""
 LAST = 10
 """The last tenth of the looks is averaged beside the best one."""
+
+
+class StuckError(RuntimeError):
+    """Nothing is learned, and going on would change nothing."""
 
 
 class UnfinishedError(RuntimeError):
@@ -49,7 +53,8 @@ def run(
     """Train by the recipe and write the record under ``folder``; a run that is finished there is not repeated.
 
     ``resume`` continues an interrupted one from its checkpoint, ``again`` starts over in any case. A number that is not
-    finite ends the run with the status "diverged"; the record up to there is kept.
+    finite ends the run with the status "diverged", a loss that does not fall with "stuck"; the record up to there is
+    kept.
     """
     before = find(folder, recipe, seed)
     if before is not None and before.finished and not again:
@@ -119,6 +124,8 @@ class Run:
             yield from self._finish()
         except FloatingPointError as error:
             self._end(DIVERGED, str(error))
+        except StuckError as error:
+            self._end(STUCK, str(error))
         except KeyboardInterrupt:
             self._end(INTERRUPTED, f"interrupted after step {self.step}; --resume goes on from the last checkpoint")
             raise
@@ -159,6 +166,12 @@ class Run:
         if self.step in recipe.cuts:
             self.marked[str(self.step)] = _copy(self.loop.model)
         self._save()
+        if record.stuck:
+            now = record.history["loss"]
+            raise StuckError(
+                f"the loss is {now[-1]:.4g} after step {self.step}, and was {now[0]:.4g} at the start: nothing is "
+                "learned. Try another seed or a lower learning rate."
+            )
 
     def _finish(self) -> Iterator[None]:
         record, recipe = self.record, self.recipe
@@ -292,12 +305,6 @@ def cut_note(checkpoint: int, left: float, seen: dict[str, float], parameters: i
     """What a record says of a network that was cut and trained on."""
     accuracies = {key: seen[key] for key in ("val", "test", "loss")}
     return {"checkpoint": checkpoint, "active": left, **accuracies, "parameters": parameters}
-
-
-def best_look(record: Record) -> dict[str, float]:
-    """The first look with the best validation accuracy, which is how the paper chooses."""
-    at = record.history["val"].index(max(record.history["val"]))
-    return {key: record.history[key][at] for key in ("step", "val", "test", "active", "balanced")}
 
 
 def last_looks(record: Record) -> dict[str, float]:
