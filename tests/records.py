@@ -76,7 +76,12 @@ def final(made: Record) -> dict[str, Any]:
     at = seen["val"].index(max(seen["val"]))
     found: dict[str, Any] = {
         "best": {key: seen[key][at] for key in ("step", "val", "test", "active", "balanced")},
-        "last": {"looks": 4, "active": sum(seen["active"][-4:]) / 4, "active_spread": 0.2},
+        "last": {
+            "looks": 4,
+            "active": sum(seen["active"][-4:]) / 4,
+            "active_spread": 0.2,
+            "balanced": sum(seen["balanced"][-4:]) / 4,
+        },
     }
     if recipe.prune:
         found["pruned"] = [cut(recipe, checkpoint, noise) for checkpoint in recipe.cuts]

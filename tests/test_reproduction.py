@@ -44,7 +44,7 @@ def racers(task: str, theirs: list[float], ours: list[float], seed: int = 0, **c
     for run, balanced in zip(runs, (theirs, ours), strict=True):
         steps = [run.recipe.steps * i / (len(balanced) - 1) for i in range(len(balanced))]
         run.history = {"step": steps, "balanced": balanced, "objective": [2 * b for b in balanced]}
-        run.history["active"] = [50.0] * len(balanced)
+        run.history |= {name: [50.0] * len(balanced) for name in ("active", "val", "test")}
     return runs
 
 
@@ -221,6 +221,16 @@ def test_severities_and_sizes_are_means_over_the_seeds():
     assert rows(run_tables.size_table([]))[0] == ["Task 1", "weight decay", "0", "no record yet", *"-----"]
 
 
+def test_the_best_look_of_all_and_of_those_after_the_last_milestone():
+    run = record("task3", "pathprox")
+    steps = [0, 28_080, 35_100, 42_120, 49_140, 56_160]
+    run.history = {"step": steps, "active": [100, 95, 90, 70, 50, 40], "balanced": [1.0] * 6}
+    run.history |= {"val": [10, 80, 91, 90, 90.5, 90.5], "test": [10, 79, 90.2, 89, 90.7, 90]}
+    (row,) = rows(run_tables.look_table([run]))
+    assert row[3:] == ["90.79 ± 0.06", "90.20", "90.70", "48.29 ± 10.68", "90.00", "50.00", "35,100"]
+    assert run_tables.look_table([record("task1", "pathprox")]) == "", "its learning rate does not fall"
+
+
 def test_momentum_and_other_methods_stand_below_the_papers_recipe():
     own, fast = record("task3", "pathprox"), record("task3", "pathprox", momentum=0.9, lr=0.01)
     variant = dataclasses.replace(record("task3", "pathprox", 1), recipe=own.recipe.changed(method="path-norm"))
@@ -236,9 +246,22 @@ def test_momentum_and_other_methods_stand_below_the_papers_recipe():
         ["PathProx", "2,000 of 56,160 steps, 1 of 1 diverged", "0"],
         ["SGD on the path norm", "the method alone", "1"],
     ]
+    often = record("task1", "pathprox", steps=6000, look_every=20)
+    assert run_tables.reruns([often]) == ["pathprox train task1/pathprox --look-every 20 --steps 6000 --seed 0"]
     assert run_tables.reruns([variant, fast]) == [
         "pathprox train task3/path-norm --seed 1",
         "pathprox train task3/pathprox --lr 0.01 --momentum 0.9 --seed 0",
+    ]
+
+
+def test_a_longer_run_says_so_and_how_its_milestones_stand():
+    moved = record("task3", "pathprox", steps=112_320)
+    kept = dataclasses.replace(moved, recipe=record("task3", "pathprox").recipe.changed(steps=112_320))
+    assert differences(moved) == ("112,320 steps in place of 56,160",)
+    assert differences(kept) == ("112,320 steps in place of 56,160", "milestones kept")
+    assert run_tables.reruns([moved, kept]) == [
+        "pathprox train task3/pathprox --steps 112320 --seed 0",
+        "pathprox train task3/pathprox --steps 112320 --keep-milestones --seed 0",
     ]
 
 

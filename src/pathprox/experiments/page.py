@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from pathprox.experiments import figures, paper, tables
+from pathprox.experiments import claims, figures, paper, tables
 from pathprox.experiments.choice import differences
 from pathprox.experiments.markup import Section, bullets, document, html_table, image, paragraph
 from pathprox.experiments.recipes import RECIPES
@@ -39,7 +39,8 @@ RUNS = (
 
 def page(records: Sequence[Record], chosen: str = "paper") -> str:
     """The page; what there are no records for is said with the command that makes them."""
-    sections = [_table(number, records, chosen) for number in paper.TABLES]
+    claimed = html_table(claims.COLUMNS, claims.claims(records)) + paragraph(claims.LEGEND, quiet=True)
+    sections = [Section("In short", claimed), *(_table(number, records, chosen) for number in paper.TABLES)]
     sections += [_figure(number, records) for number in figures.FIGURES]
     return document("PathProx: the paper's experiments", [*sections, _runs(records)])
 

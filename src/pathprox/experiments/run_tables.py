@@ -11,9 +11,9 @@ from pathprox.experiments.choice import Choice, choose, differences, named, of_p
 from pathprox.experiments.convergence_tables import NO_RECORD, OBJECTIVE, final, task_title
 from pathprox.experiments.figures import runs_of
 from pathprox.experiments.figures_parts import complete, mean_staircase, solutions, staircase
-from pathprox.experiments.recipes import GRIDS, METHODS, TASKS
-from pathprox.experiments.record import DIVERGED, DONE, Record
-from pathprox.experiments.tables import NONE, each, markdown_table, mean, numbers
+from pathprox.experiments.recipes import GRIDS, METHODS, TASKS, Recipe
+from pathprox.experiments.record import DIVERGED, DONE, Record, best_look
+from pathprox.experiments.tables import NONE, each, markdown_table, mean, numbers, shown
 
 SEVERITIES = ("1", "2", "3", "4", "5")
 GRID_TASKS = ("task1", "task2", "task3", "task4", "task5")
@@ -46,12 +46,7 @@ def size_table(records: Sequence[Record]) -> str:
         "once shrunk",
         "left (%)",
     )
-    return markdown_table(columns, [_size(choose(name, records)) for name in table_names(1)])
-
-
-def table_names(number: int) -> list[str]:
-    """The recipes behind a table of the paper, each once."""
-    return list(dict.fromkeys(f"{cell.task}/{cell.method}" for cell in paper.TABLES[number]))
+    return markdown_table(columns, [_size(choose(name, records)) for name in paper.names(1)])
 
 
 def _size(choice: Choice) -> tuple[str, ...]:
@@ -69,7 +64,7 @@ def corrupted_table(records: Sequence[Record]) -> str:
     """Accuracy on corrupted images by severity, for the recipes that the paper shows it for."""
     columns = ("task", "method", "n", "images", *(f"severity {s}" for s in SEVERITIES), "all", "all, last network")
     tasks = {cell.task for cells in paper.TABLES.values() for cell in cells if cell.modification == paper.CORRUPTED}
-    names = dict.fromkeys(name for number in paper.TABLES for name in table_names(number))
+    names = dict.fromkeys(name for number in paper.TABLES for name in paper.names(number))
     chosen = [choose(name, records) for name in names if name.split("/")[0] in tasks]
     return markdown_table(columns, [_corrupted(choice) for choice in chosen])
 
@@ -92,13 +87,46 @@ def _corrupted(choice: Choice) -> tuple[str, ...]:
     )
 
 
+LOOKS = (
+    "task",
+    "method",
+    "n",
+    "accuracy, paper",
+    "of all looks",
+    "of the late ones",
+    "active, paper",
+    "of all looks",
+    "of the late ones",
+    "steps of all looks",
+)
+
+
+def look_table(records: Sequence[Record]) -> str:
+    """What the best look on validation gives among all of a run, and among those after the learning rate's last fall.
+
+    For the recipes whose learning rate falls; empty without runs.
+    """
+    cells = dict.fromkeys(c for n in paper.TABLES for c in paper.cells(n) if c.modification == paper.CLEAN)
+    found = {cell: choose(f"{cell.task}/{cell.method}", records).records for cell in cells}
+    rows = [_look_row(cell, runs) for cell, runs in found.items() if runs and runs[0].recipe.milestones]
+    return markdown_table(LOOKS, rows) if rows else ""
+
+
+def _look_row(cell: paper.Cell, runs: Sequence[Record]) -> tuple[str, ...]:
+    every, late = ([best_look(r, since) for r in runs] for since in (0, runs[0].recipe.milestones[-1]))
+    row = [task_title(cell.task), METHODS[cell.method].title, str(len(runs))]
+    for name, theirs in (("test", cell.accuracy), ("active", cell.active)):
+        row += [shown(theirs), *(mean([look[name] for look in looks]) for looks in (every, late))]
+    return (*row, ", ".join(f"{look['step']:,.0f}" for look in every))
+
+
 # Grids.
 
 
 def grid_records(task: str, method: str, records: Sequence[Record]) -> dict[tuple[float, float], Record]:
     """The paper's recipe at each learning rate and weight decay that was tried, with the lowest seed there is."""
     found: dict[tuple[float, float], Record] = {}
-    for r in sorted(records, key=lambda r: (-r.seed, len(r.final))):
+    for r in sorted(records, key=lambda r: (-r.seed, r.measured)):
         if r.recipe.name == f"{task}/{method}" and not differences(r):
             found[r.recipe.lr, r.recipe.weight_decay] = r
     return found
@@ -122,7 +150,7 @@ def grid_summary(task: str, records: Sequence[Record]) -> str:
 
 def grid_methods(task: str, records: Sequence[Record]) -> list[str]:
     """Those that the paper searched a grid for, and others that have several cells."""
-    searched = {name.split("/")[1] for name in table_names(1)}
+    searched = {name.split("/")[1] for name in paper.names(1)}
     return [m for m in of_paper(task) if task == "task5" or m in searched or len(grid_records(task, m, records)) > 1]
 
 
@@ -192,8 +220,8 @@ def cut_table(records: Sequence[Record]) -> str:
 
 # Runs that are not the paper's.
 
-VARIED = ("lr", "weight_decay", "momentum", "batch", "steps", "data", "model")
-"""Fields of a recipe that are options of the command line."""
+VARIED = ("lr", "weight_decay", "momentum", "batch", "data", "model", "look_every")
+"""Fields of a recipe that are options of the command line, beside its length."""
 OUTCOME = ("n", "accuracy", "accuracy, late", "active", "active, late", "F balanced at the end")
 
 
@@ -219,14 +247,26 @@ def reruns(records: Sequence[Record]) -> list[str]:
     """The commands that make such runs."""
     seeds: dict[str, set[int]] = {}
     for r in records:
-        own, recipe = named(r.recipe.name), r.recipe
-        changed = [f for f in VARIED if getattr(recipe, f) != getattr(own, f)]
-        names = {f: "network" if f == "model" else f.replace("_", "-") for f in changed}
-        options = [f"--{names[f]} {shlex.quote(str(getattr(recipe, f)))}" for f in changed]
-        if recipe.milestones == (recipe.steps // 2, recipe.steps * 3 // 4) and not own.milestones:
-            options.append("--decay")
-        seeds.setdefault(" ".join(["pathprox train", recipe.name, *options]), set()).add(r.seed)
+        seeds.setdefault(" ".join(["pathprox train", r.recipe.name, *_options(r.recipe)]), set()).add(r.seed)
     return [" ".join([start, *(f"--seed {s}" for s in sorted(seeds[start]))]) for start in sorted(seeds)]
+
+
+def _options(recipe: Recipe) -> list[str]:
+    """What makes this recipe of the paper's of its name."""
+    own, options = named(recipe.name), []
+    if recipe.steps != own.steps:
+        options.append(f"--steps {recipe.steps}")
+        kept = own.until(recipe.steps)
+        if own.milestones and recipe.milestones == kept.milestones:
+            options.append("--keep-milestones")
+            own = kept
+        else:
+            own = own.lasting(recipe.steps)
+    if recipe.milestones and not own.milestones:
+        options.append("--decay")
+    changed = [f for f in VARIED if getattr(recipe, f) != getattr(own, f)]
+    names = {f: "network" if f == "model" else f.replace("_", "-") for f in changed}
+    return [*(f"--{names[f]} {shlex.quote(str(getattr(recipe, f)))}" for f in changed), *options]
 
 
 def beside(records: Sequence[Record], others: Sequence[Record]) -> str:
