@@ -75,14 +75,24 @@ def test_a_recipe_can_be_changed(tmp_path):
         "shallow-20",
         "--momentum",
         0.5,
+        "--look-every",
+        4,
         "--records",
         tmp_path,
     )
     (record,) = read_all(tmp_path)
     recipe = record.recipe
+    assert record.history["step"] == [0, 1, 4, 8, 12, 16, 20], "and at the snapshots of Figure 2"
     assert (recipe.milestones, recipe.model, recipe.momentum) == ((10, 15), "shallow-20", 0.5)
     assert record.history["lr"] == pytest.approx([recipe.lr_at(step) for step in record.history["step"]])
     assert record.history["lr"][-1] == pytest.approx(recipe.lr / 100)
+
+
+def test_a_longer_run_can_keep_its_milestones(tmp_path):
+    common = ("train", "figure1/pathprox", "--data", "mnist-embedded", "--records", tmp_path, "--steps", 4)
+    ok(*common)
+    ok(*common, "--keep-milestones")
+    assert {r.recipe.milestones for r in read_all(tmp_path)} == {(2, 3), ()}, "those kept come after the end"
 
 
 def test_tensorboard_events_hold_the_history(tmp_path):
@@ -178,6 +188,17 @@ def test_tables_figures_and_the_report_are_made_from_runs_of_the_command_line(tm
     assert "http" not in page
 
 
+def test_a_figure_runs_what_it_lacks_and_is_drawn(tmp_path):
+    lacking = ("run", "figure2", "--steps", 20, "--seeds", 2, "--records", tmp_path, "--out", tmp_path)
+    assert "[4/4]" in ok(*lacking)
+    assert [(r.recipe.method, r.seed) for r in read_all(tmp_path)] == [
+        (method, seed) for method in ("pathprox", "weight-decay") for seed in (0, 1)
+    ]
+    times = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.json")}
+    assert "figure2.png" in ok(*lacking).replace("\n", "")
+    assert all(p.stat().st_mtime_ns == t for p, t in times.items()), "nothing is run twice"
+
+
 def test_the_data_commands(tmp_path):
     official.write_mnist(tmp_path)
     official.write_cifar10(tmp_path)
@@ -206,6 +227,8 @@ def test_the_data_commands(tmp_path):
         (("sweep", "figure1"), "has no grid for figure1"),
         (("sweep", "task1", "--jobs", 0), "1 or more"),
         (("table", 7), "no table 7"),
+        (("run", "table7", "figure1"), "nothing to run for table7: choose from all, table1"),
+        (("run", "figure2", "--seeds", 0), "1 or more"),
         (("table", 1, "--format", "word"), "none of text, markdown, csv"),
         (("figure", 9), "no figure 9"),
         (("data", "make", "imagenet-c"), "no corrupted set 'imagenet-c'"),
@@ -214,7 +237,7 @@ def test_the_data_commands(tmp_path):
 )
 def test_mistakes_are_told_in_one_line(args, words, tmp_path):
     place = ("--records", tmp_path) if args[0] in ("table", "figure") else ("--data-dir", tmp_path / "data")
-    place += ("--records", tmp_path) if args[0] in ("train", "sweep") else ()
+    place += ("--records", tmp_path) if args[0] in ("train", "sweep", "run") else ()
     assert words in refused(*args, *place)
 
 

@@ -1,54 +1,45 @@
-"""The commands of the paper's experiments: data, recipes, train, sweep, table, figure, report, reproduction, demo."""
+"""The commands of the paper's experiments: recipes, train, sweep, demo, and those about data and results."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
+from pathprox.experiments import commands_data, commands_results
 from pathprox.experiments.choice import named
-from pathprox.experiments.recipes import METHODS, RECIPES, SEEDS, Grid, Recipe, grid
+from pathprox.experiments.options import (
+    FIGURES,
+    RESULTS,
+    RUNS,
+    Compiled,
+    DataDir,
+    DataName,
+    Decay,
+    Device,
+    Epochs,
+    Figures,
+    Jobs,
+    Longer,
+    Network,
+    Precision,
+    Records,
+    Seeds,
+    Steps,
+    told,
+)
+from pathprox.experiments.recipes import METHODS, RECIPES, Grid, Recipe, grid, neighbours
+
+if TYPE_CHECKING:
+    from pathprox.experiments.record import Record
+    from pathprox.experiments.sweep import Pool, Work
 
 app = typer.Typer(no_args_is_help=True)
-data = typer.Typer(no_args_is_help=True, help="The data sets: what is there, fetch them, make the corrupted ones.")
-app.add_typer(data, name="data")
-
-Records = Annotated[Path, typer.Option("--records", help="Folder of the records.")]
-DataDir = Annotated[
-    Path | None, typer.Option(help="Folder of the data sets; default $PATHPROX_DATA, then the user's cache.")
-]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; default the GPU where there is one.")]
-Precision = Annotated[str | None, typer.Option(help="float32, tf32 or bf16; default tf32 on a GPU, else float32.")]
-Steps = Annotated[int | None, typer.Option(help="Another length; milestones and checkpoints move along.")]
-Epochs = Annotated[int | None, typer.Option(help="The same, in passes through the training images.")]
-DataName = Annotated[
-    str | None, typer.Option("--data", help="Another data set, like mnist-embedded, which needs no files.")
-]
-Network = Annotated[str | None, typer.Option(help="Another network, like 'MLP-3-800 factorized'.")]
-Decay = Annotated[bool, typer.Option("--decay", help="Learning rate / 10 at half and at three quarters of the run.")]
-Compiled = Annotated[bool, typer.Option("--compile", help="Train through torch.compile.")]
-RESULTS = Path("results")
-
-
-@contextmanager
-def told() -> Iterator[None]:
-    """Mistakes of the user, and what is missing, in one line and without a traceback."""
-    from pathprox.experiments.sweep import CellError
-    from pathprox.experiments.train import UnfinishedError
-
-    try:
-        yield
-    except (ValueError, OSError, ImportError, UnfinishedError, CellError) as error:
-        typer.echo(f"pathprox: {error}", err=True)
-        raise typer.Exit(2) from error
-    except KeyboardInterrupt:
-        typer.echo("interrupted; the same command with --resume (a sweep: as it is) goes on.", err=True)
-        raise typer.Exit(130) from None
+app.add_typer(commands_results.app)
+app.add_typer(commands_data.app, name="data")
 
 
 def varied(
@@ -59,6 +50,7 @@ def varied(
     data_dir: Path | None,
     network: str | None = None,
     decay: bool = False,
+    keep_milestones: bool = False,
 ) -> Recipe:
     """The recipe at another length, on other data, with another network or with a decaying learning rate."""
     from pathprox.experiments.data import load
@@ -73,7 +65,9 @@ def varied(
         if steps is not None:
             raise ValueError("--steps and --epochs say the same thing twice; give one of them")
         steps = epochs * (len(load(recipe.data, data_dir, download=True).train) // recipe.batch)
-    return recipe if steps is None else recipe.lasting(steps)
+    if steps is None:
+        return recipe
+    return recipe.until(steps) if keep_milestones else recipe.lasting(steps)
 
 
 @app.command()
@@ -101,11 +95,13 @@ def train(
     weight_decay: Annotated[float | None, typer.Option(help="In place of the recipe's.")] = None,
     momentum: Annotated[float | None, typer.Option(help="Of SGD; the paper has none.")] = None,
     batch: Annotated[int | None, typer.Option(help="In place of the recipe's.")] = None,
+    look_every: Annotated[int | None, typer.Option(help="Steps between two evaluations.")] = None,
     steps: Steps = None,
     epochs: Epochs = None,
     data_name: DataName = None,
     network: Network = None,
     decay: Decay = False,
+    keep_milestones: Longer = False,
     records: Records = RESULTS,
     data_dir: DataDir = None,
     device: Device = None,
@@ -121,9 +117,9 @@ def train(
     from pathprox.experiments.train import run
 
     with told():
-        own = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "batch": batch}
-        recipe = named(name).changed(**{key: value for key, value in own.items() if value is not None})
-        recipe = varied(recipe, steps, epochs, data_name, data_dir, network, decay)
+        recipe = varied(named(name), steps, epochs, data_name, data_dir, network, decay, keep_milestones)
+        own = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "batch": batch, "look_every": look_every}
+        recipe = recipe.changed(**{key: value for key, value in own.items() if value is not None})
         setting = Setting.of(device, precision, compiled)
         for number in seed or [0]:
             with watching(recipe, number, tensorboard) as watch:
@@ -138,10 +134,15 @@ def sweep(
     task: Annotated[str, typer.Argument(help="task1 ... task5, figure1 ... figure3, task2-decay, task5-decay.")],
     method: Annotated[str, typer.Option(help="A method; see `pathprox recipes`.")] = "pathprox",
     cells: Annotated[
-        str, typer.Option("--grid", help="paper, chosen (the paper's choice alone), or 'lr=0.1,0.3 weight_decay=1e-3'.")
+        str,
+        typer.Option(
+            "--grid",
+            help="paper, chosen (the paper's choice alone), neighbours (and the cells beside it), "
+            "or 'lr=0.1,0.3 weight_decay=1e-3'.",
+        ),
     ] = "paper",
-    seeds: Annotated[int, typer.Option(help="Runs of the chosen cell, the one in the grid included.")] = len(SEEDS),
-    jobs: Annotated[int, typer.Option(help="Runs at a time on this device.")] = 1,
+    seeds: Seeds = RUNS,
+    jobs: Jobs = 1,
     batched: Annotated[bool, typer.Option("--batched", help="Train the cells as one program; MLPs only.")] = False,
     ray: Annotated[str | None, typer.Option(help="Address of a Ray cluster, or local; --jobs actors.")] = None,
     gpus: Annotated[float, typer.Option(help="Of a GPU for each Ray actor, like 0.25.")] = 0.0,
@@ -150,6 +151,7 @@ def sweep(
     data_name: DataName = None,
     network: Network = None,
     decay: Decay = False,
+    keep_milestones: Longer = False,
     records: Records = RESULTS,
     data_dir: DataDir = None,
     device: Device = None,
@@ -159,27 +161,76 @@ def sweep(
     """Search a grid with one seed, choose by validation accuracy, repeat the choice with other seeds."""
     from pathprox.experiments import sweep as sweeps
     from pathprox.experiments.batched import Batched
-    from pathprox.experiments.data import load
-    from pathprox.experiments.live import line
 
     with told():
-        if seeds < 1 or jobs < 1:
-            raise ValueError(f"--seeds and --jobs are 1 or more, got {seeds} and {jobs}")
-        recipe = varied(named(f"{task}/{method}"), steps, epochs, data_name, data_dir, network, decay)
-        wanted = [recipe] if cells == "chosen" else grid(recipe, None if cells == "paper" else parse_grid(cells))
-        load(recipe.data, data_dir, download=True)  # once, before several processes would
-        records.mkdir(parents=True, exist_ok=True)
-        pool: sweeps.Pool = sweeps.in_turn if jobs == 1 else sweeps.Processes(jobs)
+        recipe = varied(named(f"{task}/{method}"), steps, epochs, data_name, data_dir, network, decay, keep_milestones)
+        wanted = cells_of(cells, recipe)
+        work = sweeps.Work(records, data_dir, device, precision, compiled)
+        pool = pool_for(wanted, seeds, jobs, work)
         if batched:
             pool = Batched()
         if ray is not None:
             pool = sweeps.Ray(ray, jobs, gpus)
-        work = sweeps.Work(records.resolve(), data_dir and data_dir.resolve(), device, precision, compiled)
-        found = sweeps.sweep(wanted, range(seeds), work, pool, lambda r, n, of: typer.echo(f"[{n}/{of}] {line(r)}"))
+        found = sweeps.sweep(wanted, range(seeds), work, pool, tell)
         if len(wanted) > 1 and not recipe.prune:
             best = sweeps.chosen(wanted, found)
             by = "the balanced objective" if task == "figure3" else "validation accuracy"
             typer.echo(f"chosen by {by}: lr {best.lr:g}, weight decay {best.weight_decay:g}")
+
+
+@app.command()
+def run(
+    what: Annotated[list[str], typer.Argument(help="table1 ... table3, figure1 ... figure4, grids; or all.")],
+    seeds: Seeds = RUNS,
+    jobs: Jobs = 1,
+    steps: Steps = None,
+    records: Records = RESULTS,
+    out: Figures = FIGURES,
+    data_dir: DataDir = None,
+    device: Device = None,
+    precision: Precision = None,
+    compiled: Compiled = False,
+) -> None:
+    """Run what tables and figures of the paper take and have no record of, then show them."""
+    from pathprox.experiments import plan
+    from pathprox.experiments.sweep import Work
+
+    with told():
+        wanted = plan.plan_of(what)
+        wanted = wanted if steps is None else wanted.lasting(steps)
+        work = Work(records, data_dir, device, precision, compiled)
+        wanted.run(range(seeds), work, pool_for(wanted.recipes, seeds, jobs, work), tell)
+    for name in plan.PLANS if "all" in what else what:
+        if name.startswith("table"):
+            commands_results.table(int(name[-1]), records)
+        if name.startswith("figure"):
+            commands_results.figure(int(name[-1]), records, out)
+
+
+def cells_of(text: str, recipe: Recipe) -> list[Recipe]:
+    """What --grid asks for."""
+    known = {"paper": grid, "chosen": lambda recipe: [recipe], "neighbours": neighbours}
+    return known[text](recipe) if text in known else grid(recipe, parse_grid(text))
+
+
+def pool_for(recipes: Sequence[Recipe], seeds: int, jobs: int, work: Work) -> Pool:
+    """So many runs at a time. The data are there afterwards: several processes would fetch them several times."""
+    from pathprox.experiments import sweep as sweeps
+    from pathprox.experiments.data import load
+
+    if seeds < 1 or jobs < 1:
+        raise ValueError(f"--seeds and --jobs are 1 or more, got {seeds} and {jobs}")
+    for name in dict.fromkeys(recipe.data for recipe in recipes):
+        load(name, work.data_dir, download=True)
+    work.folder.mkdir(parents=True, exist_ok=True)
+    return sweeps.in_turn if jobs == 1 else sweeps.Processes(jobs)
+
+
+def tell(record: Record, number: int, of: int) -> None:
+    """A finished run, in a line."""
+    from pathprox.experiments.live import line
+
+    typer.echo(f"[{number}/{of}] {line(record)}")
 
 
 def parse_grid(text: str) -> Grid:
@@ -189,71 +240,9 @@ def parse_grid(text: str) -> Grid:
         return Grid(**found)
     except (ValueError, TypeError):
         raise ValueError(
-            f"--grid {text!r} is not a grid: write paper, chosen, or lists like 'lr=0.1,0.3 weight_decay=0.001,0.01'"
+            f"--grid {text!r} is not a grid: write paper, chosen, neighbours, or lists like "
+            "'lr=0.1,0.3 weight_decay=0.001,0.01'"
         ) from None
-
-
-@app.command()
-def table(
-    number: Annotated[int, typer.Argument(help="1 (generalization), 2 (weight normalisation), 3 (layer balance).")],
-    records: Records = RESULTS,
-    kind: Annotated[str, typer.Option("--format", help="text, markdown or csv.")] = "text",
-    chosen: Annotated[str, typer.Option(help="Hyperparameters: paper (its choice) or validation (ours).")] = "paper",
-) -> None:
-    """Print a table of the paper with our numbers beside its own, and what is missing."""
-    from pathprox.experiments import tables
-    from pathprox.experiments.record import read_all
-
-    with told():
-        if kind not in ("text", "markdown", "csv"):
-            raise ValueError(f"--format {kind!r} is none of text, markdown, csv")
-        made = tables.table(number, read_all(records), chosen)
-        typer.echo(getattr(made, kind)())
-
-
-@app.command()
-def figure(
-    number: Annotated[int, typer.Argument(help="1, 2, 3 or 4.")],
-    records: Records = RESULTS,
-    out: Annotated[Path, typer.Option(help="Folder for the PNG and the PDF.")] = Path("figures"),
-) -> None:
-    """Draw a figure of the paper from the records."""
-    from pathprox.experiments.figures import draw
-    from pathprox.experiments.record import read_all
-
-    with told():
-        out.mkdir(parents=True, exist_ok=True)
-        for path in draw(number, read_all(records), out):
-            typer.echo(str(path))
-
-
-@app.command()
-def report(
-    records: Records = RESULTS,
-    out: Annotated[Path, typer.Option(help="The HTML file.")] = Path("report.html"),
-    chosen: Annotated[str, typer.Option(help="Hyperparameters: paper or validation.")] = "paper",
-) -> None:
-    """Gather all tables and figures in one self-contained HTML page."""
-    from pathprox.experiments.page import page
-    from pathprox.experiments.record import read_all
-
-    with told():
-        text = page(read_all(records), chosen)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text, encoding="utf-8")
-        typer.echo(str(out))
-
-
-@app.command()
-def reproduction(
-    records: Records = RESULTS,
-    out: Annotated[Path, typer.Option(help="The Markdown file; figures go beside it.")] = Path("docs/reproduction.md"),
-) -> None:
-    """Write the page that says which of the paper's numbers were met again, from the records."""
-    from pathprox.experiments.reproduction import write
-
-    with told():
-        typer.echo(str(write(records, out)))
 
 
 @app.command()
@@ -265,54 +254,3 @@ def demo(
     from pathprox.experiments.demo import run
 
     run(out, steps)
-
-
-@data.command("list")
-def list_data(data_dir: DataDir = None) -> None:
-    """Say which data sets are there, and what is missing."""
-    from pathprox.experiments.data import CORRUPTED_NAMES, NAMES, corrupted, folder_of, load
-
-    typer.echo(f"data folder: {folder_of(data_dir)}")
-    for name in NAMES:
-        try:
-            found = load(name, data_dir)
-            sizes = " / ".join(f"{len(s):,}" for s in (found.train, found.val, found.test))
-            typer.echo(f"  {name:15} {sizes} for training / validation / test ({found.origin})")
-        except (OSError, ValueError) as error:
-            typer.echo(f"  {name:15} {str(error).splitlines()[0]}")
-    for name in CORRUPTED_NAMES:
-        try:
-            there = corrupted(name, data_dir)
-            without = f", without {', '.join(there.missing)}" if there.missing else ""
-            typer.echo(f"  {name:15} {len(there.corruptions)} corruptions, {there.origin}{without}")
-        except (OSError, ValueError) as error:
-            typer.echo(f"  {name:15} {str(error).split('. ')[0]}")
-
-
-@data.command()
-def fetch(
-    name: Annotated[str, typer.Argument(help="mnist, cifar10, svhn, mnist-c or cifar10-c.")], data_dir: DataDir = None
-) -> None:
-    """Download a data set, checked by its hash."""
-    from pathprox.experiments.data import fetch as download
-
-    with told():
-        for path in download(name, data_dir):
-            typer.echo(str(path))
-
-
-@data.command()
-def make(
-    name: Annotated[str, typer.Argument(help="mnist-c or cifar10-c.")],
-    data_dir: DataDir = None,
-    seed: Annotated[int, typer.Option(help="Of all random draws.")] = 0,
-    workers: Annotated[int | None, typer.Option(help="Processes; default one for each core.")] = None,
-    extra: Annotated[bool, typer.Option("--extra", help="CIFAR-10-C: the four extra corruptions too.")] = False,
-) -> None:
-    """Make a corrupted test set from the clean one."""
-    from pathprox.experiments.live import make_corrupted
-
-    with told():
-        lacking = make_corrupted(name, data_dir, seed, workers, extra, Console(stderr=True))
-        for corruption, reason in lacking.items():
-            typer.echo(f"not made: {corruption}: {reason}")

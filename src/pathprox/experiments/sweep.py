@@ -157,6 +157,8 @@ class Ray:
         if not cells:
             return
         ray = _ray()
+        # an actor works in another folder than this process
+        work = replace(work, folder=work.folder.resolve(), data_dir=work.data_dir and work.data_dir.resolve())
         if not ray.is_initialized():  # it stays so until the process ends: a sweep has two rounds
             where = {"include_dashboard": False} if self.address == "local" else {}
             ray.init(address=self.address, log_to_driver=False, logging_level="ERROR", **where)

@@ -1,0 +1,85 @@
+"""The runs that a table, a figure or the grids of the paper take; those without a record are run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pathprox.experiments import figures, paper
+from pathprox.experiments.recipes import CHOSEN, Recipe, grid, neighbours, recipe_of
+from pathprox.experiments.sweep import Cell, Pool, Seen, Work, complete, sweep
+
+IN_FULL = ("task1", "task2")
+"""Tasks whose grids are run in full; a network of the others takes too long, and has the cells beside its choice."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Runs to be made."""
+
+    repeated: tuple[Recipe, ...] = ()
+    """With every seed."""
+    once: tuple[Recipe, ...] = ()
+    """With the first seed."""
+    searches: tuple[tuple[Recipe, ...], ...] = ()
+    """Grids: each cell with the first seed, the best one with all."""
+
+    def __add__(self, other: Plan) -> Plan:
+        return Plan(self.repeated + other.repeated, self.once + other.once, self.searches + other.searches)
+
+    @property
+    def recipes(self) -> list[Recipe]:
+        """Each once."""
+        return list(dict.fromkeys([*self.repeated, *self.once, *(r for cells in self.searches for r in cells)]))
+
+    def lasting(self, steps: int) -> Plan:
+        """The same runs at another length."""
+
+        def cut(recipes: Sequence[Recipe]) -> tuple[Recipe, ...]:
+            return tuple(recipe.lasting(steps) for recipe in recipes)
+
+        return Plan(cut(self.repeated), cut(self.once), tuple(map(cut, self.searches)))
+
+    def run(self, seeds: Sequence[int], work: Work, pool: Pool, seen: Seen | None = None) -> None:
+        """First all that nothing has to be chosen for, together, so that the pool stays busy; then the searches."""
+        cells: list[Cell] = [(recipe, seed) for recipe in self.repeated for seed in seeds]
+        cells += [(recipe, seeds[0]) for recipe in self.once]
+        complete(list(dict.fromkeys(cells)), work, pool, seen)
+        for search in dict.fromkeys(self.searches):
+            sweep(search, seeds, work, pool, seen)
+
+
+def of_table(number: int) -> Plan:
+    """One recipe for each method of each task: several rows may share their runs."""
+    return Plan(tuple(map(recipe_of, paper.names(number))))
+
+
+def of_figure(number: int) -> Plan:
+    """One recipe for each method, or its grid where the figure shows the best of it."""
+    kind = figures.kind_of(number)
+    own = tuple(recipe_of(f"{kind.task}/{method}") for method in CHOSEN[kind.task])
+    return Plan(searches=tuple(tuple(grid(recipe)) for recipe in own)) if kind.searched else Plan(own)
+
+
+def of_grids() -> Plan:
+    """The paper's searches by validation accuracy."""
+    own = list(map(recipe_of, paper.names(1)))
+    return Plan(
+        once=tuple(cell for recipe in own if recipe.task not in IN_FULL for cell in neighbours(recipe)),
+        searches=tuple(tuple(grid(recipe)) for recipe in own if recipe.task in IN_FULL),
+    )
+
+
+PLANS: dict[str, Plan] = {
+    **{f"table{number}": of_table(number) for number in paper.TABLES},
+    **{f"figure{number}": of_figure(number) for number in figures.FIGURES},
+    "grids": of_grids(),
+}
+
+
+def plan_of(names: Sequence[str]) -> Plan:
+    """What these take together; "all" is all of it."""
+    wanted = list(PLANS) if "all" in names else names
+    if unknown := [name for name in wanted if name not in PLANS]:
+        raise ValueError(f"there is nothing to run for {', '.join(unknown)}: choose from all, {', '.join(PLANS)}.")
+    return sum((PLANS[name] for name in wanted), Plan())
