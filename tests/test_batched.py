@@ -117,6 +117,7 @@ def test_an_interrupted_batch_goes_on(tmp_path, monkeypatch):
     [
         (RECIPES["task3/pathprox"], "not VGG19"),
         (RECIPES["task1/pathprox"].changed(momentum=0.9), "without momentum"),
+        (RECIPES["task1/pathprox"].changed(clip=1.0), "does not clip gradients"),
     ],
 )
 def test_what_cannot_be_batched_is_refused_with_the_cure(recipe, words, tmp_path):

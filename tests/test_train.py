@@ -11,14 +11,15 @@ from statistics import median
 import pytest
 import torch
 from torch.nn.functional import pad
+from torch.nn.utils import parameters_to_vector
 
 import official
 from pathprox.experiments.batches import Batches, crop, flip
 from pathprox.experiments.data import load, normalized
-from pathprox.experiments.loop import Setting
+from pathprox.experiments.loop import Loop, Setting
 from pathprox.experiments.recipes import METHODS, RECIPES, Pruning, Recipe
 from pathprox.experiments.record import DIVERGED, DONE, INTERRUPTED, STUCK, Record, find
-from pathprox.experiments.train import UnfinishedError, run
+from pathprox.experiments.train import UnfinishedError, run, start_of
 
 TWO_CUTS = Pruning((30, 60), 1e-5, 30)
 CPU = torch.device("cpu")
@@ -91,6 +92,22 @@ def test_methods_start_as_the_same_function_and_learn(method, tmp_path):
     same = record.history["loss"][0] == pytest.approx(rival.history["loss"][0], rel=1e-5)
     assert same == (method != "pathprox-divided")  # which starts as the authors' code does
     assert record.history["loss"][-1] < 0.7 * record.history["loss"][0]
+
+
+def test_a_gradient_that_is_too_large_is_scaled_down_where_a_recipe_asks_for_it():
+    images, labels = torch.randn(50, 1, 28, 28), torch.arange(50) % 10
+
+    def moved(clip: float | None) -> torch.Tensor:
+        recipe = small("task1/weight-decay", weight_decay=0.0, lr=0.5, clip=clip)
+        model = start_of(recipe, 0)
+        before = parameters_to_vector(model.parameters()).detach().clone()
+        Loop(recipe, model, images[:2], Setting(CPU)).step(images, labels, recipe.lr)
+        return parameters_to_vector(model.parameters()).detach() - before
+
+    free = moved(None)
+    assert free.norm() > 0.5 * 0.01
+    assert torch.allclose(moved(0.01), free * (0.5 * 0.01 / free.norm()), rtol=1e-3, atol=1e-7)
+    assert torch.equal(moved(100.0), free)
 
 
 def test_a_finished_run_is_not_repeated_unless_asked(tmp_path):

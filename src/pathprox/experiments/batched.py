@@ -66,6 +66,8 @@ def check(recipe: Recipe) -> None:
         raise ValueError(f"--batched trains MLPs together, not {recipe.model}. {cure}")
     if recipe.momentum:
         raise ValueError(f"--batched is for SGD without momentum, not with {recipe.momentum:g}. {cure}")
+    if recipe.clip is not None:
+        raise ValueError(f"--batched does not clip gradients. {cure}")
     if recipe.method not in KNOWN:
         raise ValueError(f"--batched does not know the method {recipe.method}. {cure}")
 

@@ -16,7 +16,7 @@ from pathprox.experiments.record import DIVERGED, DONE, Record
 
 HYPER = ("lr", "weight_decay")
 """What the paper searched a grid for."""
-DECISIVE = ("model", "data", "batch", "momentum", "milestones", "look_every", "prune")
+DECISIVE = ("model", "data", "batch", "momentum", "clip", "milestones", "look_every", "prune")
 """Fields besides those that change what comes out of a run; the others say what is measured."""
 IMAGES = {"mnist-100": 1000, "mnist": 55000, "cifar10": 45000, "svhn": 67257}
 """The paper's training images; smaller sets in the same format can be loaded under the same names."""

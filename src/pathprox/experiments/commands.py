@@ -94,6 +94,7 @@ def train(
     lr: Annotated[float | None, typer.Option(help="In place of the recipe's.")] = None,
     weight_decay: Annotated[float | None, typer.Option(help="In place of the recipe's.")] = None,
     momentum: Annotated[float | None, typer.Option(help="Of SGD; the paper has none.")] = None,
+    clip: Annotated[float | None, typer.Option(help="Largest norm of the gradient; default: any.")] = None,
     batch: Annotated[int | None, typer.Option(help="In place of the recipe's.")] = None,
     look_every: Annotated[int | None, typer.Option(help="Steps between two evaluations.")] = None,
     steps: Steps = None,
@@ -118,7 +119,8 @@ def train(
 
     with told():
         recipe = varied(named(name), steps, epochs, data_name, data_dir, network, decay, keep_milestones)
-        own = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "batch": batch, "look_every": look_every}
+        own = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "clip": clip, "batch": batch}
+        own["look_every"] = look_every
         recipe = recipe.changed(**{key: value for key, value in own.items() if value is not None})
         setting = Setting.of(device, precision, compiled)
         for number in seed or [0]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD
 
 import pathprox
@@ -116,6 +117,8 @@ class Loop:
         with self.setting.autocast():
             loss = cross_entropy(self._forward(x.contiguous(memory_format=self._layout)), y)
         loss.backward()
+        if self.recipe.clip is not None:
+            clip_grad_norm_(self.model.parameters(), self.recipe.clip)
         self.optimizer.step()
 
     def active(self, threshold: float = 0.0) -> float:

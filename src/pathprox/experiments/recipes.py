@@ -100,6 +100,8 @@ class Recipe:
     prune: Pruning | None = None
     momentum: float = 0.0
     """The paper has none."""
+    clip: float | None = None
+    """Largest norm of the gradient of the loss; a larger one is scaled down. The paper does not."""
     lipschitz_curve: bool = False
     """Measure the median of those constants at every look."""
 
@@ -111,6 +113,7 @@ class Recipe:
             self._check(getattr(self, name) > 0, f"{name} must be above 0, got {getattr(self, name)}")
         self._check(self.weight_decay >= 0, f"weight_decay must not be negative, got {self.weight_decay}")
         self._check(0 <= self.momentum < 1, f"momentum must be in [0, 1), got {self.momentum}")
+        self._check(self.clip is None or self.clip > 0, f"clip must be above 0, got {self.clip}")
         for name, marks in (("milestones", self.milestones), ("snapshots", self.snapshots), ("checkpoints", self.cuts)):
             rising = all(a < b for a, b in zip((0, *marks), (*marks, self.steps + 1), strict=True))
             self._check(rising, f"{name} must rise and lie in 1..{self.steps}, got {marks}")

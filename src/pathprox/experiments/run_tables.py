@@ -220,7 +220,7 @@ def cut_table(records: Sequence[Record]) -> str:
 
 # Runs that are not the paper's.
 
-VARIED = ("lr", "weight_decay", "momentum", "batch", "data", "model", "look_every")
+VARIED = ("lr", "weight_decay", "momentum", "clip", "batch", "data", "model", "look_every")
 """Fields of a recipe that are options of the command line, beside its length."""
 OUTCOME = ("n", "accuracy", "accuracy, late", "active", "active, late", "F balanced at the end")
 
