@@ -190,6 +190,7 @@ def test_tables_figures_and_the_report_are_made_from_runs_of_the_command_line(tm
 
 def test_a_figure_runs_what_it_lacks_and_is_drawn(tmp_path):
     lacking = ("run", "figure2", "--steps", 20, "--seeds", 2, "--records", tmp_path, "--out", tmp_path)
+    assert ok(*lacking, "--dry-run").endswith("4 without a record\n")
     assert "[4/4]" in ok(*lacking)
     assert [(r.recipe.method, r.seed) for r in read_all(tmp_path)] == [
         (method, seed) for method in ("pathprox", "weight-decay") for seed in (0, 1)

@@ -43,6 +43,16 @@ def test_what_is_lacking_is_run_together_and_only_once(tmp_path):
     assert len(asked(tmp_path, "table2", seeds=3)[0]) == 3
 
 
+def test_what_is_lacking_can_be_told_before_it_is_run(tmp_path):
+    plan, seeds = plan_of(["table2", "grids"]), range(2)
+    told = plan.lacking(seeds, tmp_path)
+    assert len(told) == len(set(told))
+    (asked_first, *searches) = asked(tmp_path, "table2", "grids", seeds=2)
+    first_seeds = [runs for runs in searches if len(runs) > 1]
+    assert [(recipe.name, seed) for recipe, seed in told] == [*asked_first, *(r for runs in first_seeds for r in runs)]
+    assert plan.lacking(seeds, tmp_path) == []
+
+
 def test_a_searched_figure_repeats_its_choice_alone(tmp_path):
     assert [len(runs) for runs in asked(tmp_path, "figure3", seeds=3)] == [6, 2] * 3
 

@@ -192,6 +192,7 @@ def run(
     device: Device = None,
     precision: Precision = None,
     compiled: Compiled = False,
+    dry: Annotated[bool, typer.Option("--dry-run", help="Only say what has no record.")] = False,
 ) -> None:
     """Run what tables and figures of the paper take and have no record of, then show them."""
     from pathprox.experiments import plan
@@ -200,6 +201,12 @@ def run(
     with told():
         wanted = plan.plan_of(what)
         wanted = wanted if steps is None else wanted.lasting(steps)
+        if dry:
+            lacking = wanted.lacking(range(seeds), records)
+            for recipe, seed in lacking:
+                typer.echo(f"{recipe.name} lr {recipe.lr:g} weight decay {recipe.weight_decay:g} seed {seed}")
+            typer.echo(f"{len(lacking)} without a record")
+            return
         work = Work(records, data_dir, device, precision, compiled)
         wanted.run(range(seeds), work, pool_for(wanted.recipes, seeds, jobs, work), tell)
     for name in plan.PLANS if "all" in what else what:

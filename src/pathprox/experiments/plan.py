@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from pathprox.experiments import figures, paper
 from pathprox.experiments.recipes import CHOSEN, Recipe, grid, neighbours, recipe_of
+from pathprox.experiments.record import find
 from pathprox.experiments.sweep import Cell, Pool, Seen, Work, complete, sweep
 
 IN_FULL = ("task1", "task2")
@@ -42,11 +44,20 @@ class Plan:
 
     def run(self, seeds: Sequence[int], work: Work, pool: Pool, seen: Seen | None = None) -> None:
         """First all that nothing has to be chosen for, together, so that the pool stays busy; then the searches."""
-        cells: list[Cell] = [(recipe, seed) for recipe in self.repeated for seed in seeds]
-        cells += [(recipe, seeds[0]) for recipe in self.once]
-        complete(list(dict.fromkeys(cells)), work, pool, seen)
+        complete(self._certain(seeds), work, pool, seen)
         for search in dict.fromkeys(self.searches):
             sweep(search, seeds, work, pool, seen)
+
+    def lacking(self, seeds: Sequence[int], folder: Path) -> list[Cell]:
+        """What has no finished record under the folder, but for the repeats of what a search will choose."""
+        searched = [(recipe, seeds[0]) for search in self.searches for recipe in search]
+        cells = dict.fromkeys([*self._certain(seeds), *searched])
+        return [cell for cell in cells if (record := find(folder, *cell)) is None or not record.finished]
+
+    def _certain(self, seeds: Sequence[int]) -> list[Cell]:
+        """What is known before any search."""
+        repeated = [(recipe, seed) for recipe in self.repeated for seed in seeds]
+        return list(dict.fromkeys([*repeated, *((recipe, seeds[0]) for recipe in self.once)]))
 
 
 def of_table(number: int) -> Plan:
