@@ -9,8 +9,9 @@ import official
 import pathprox
 from pathprox.experiments import batched
 from pathprox.experiments.batched import Batch, Batched
+from pathprox.experiments.methods import METHODS
 from pathprox.experiments.models import MLP
-from pathprox.experiments.recipes import METHODS, RECIPES, Grid, grid
+from pathprox.experiments.recipes import RECIPES, Grid, grid
 from pathprox.experiments.record import read_all
 from pathprox.experiments.stack import Plan, Stack, path_norms, smallest_squares, squares
 from pathprox.experiments.stack_step import KNOWN, step_

@@ -8,8 +8,9 @@ import torch
 import pathprox
 from pathprox.experiments import paper
 from pathprox.experiments.data import load
+from pathprox.experiments.methods import METHODS
 from pathprox.experiments.models import build
-from pathprox.experiments.recipes import CHOSEN, GRIDS, METHODS, RECIPES, Grid, Recipe, grid, neighbours, recipe_of
+from pathprox.experiments.recipes import CHOSEN, GRIDS, RECIPES, Grid, Recipe, grid, neighbours, recipe_of
 from pathprox.experiments.record import Record, find, read_all
 
 TABLE_OF_THE_PAPER = {

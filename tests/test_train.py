@@ -17,7 +17,8 @@ import official
 from pathprox.experiments.batches import Batches, crop, flip
 from pathprox.experiments.data import load, normalized
 from pathprox.experiments.loop import Loop, Setting
-from pathprox.experiments.recipes import METHODS, RECIPES, Pruning, Recipe
+from pathprox.experiments.methods import METHODS
+from pathprox.experiments.recipes import RECIPES, Pruning, Recipe
 from pathprox.experiments.record import DIVERGED, DONE, INTERRUPTED, STUCK, Record, find
 from pathprox.experiments.train import UnfinishedError, run, start_of
 

@@ -7,8 +7,9 @@ import torch
 
 from pathprox.experiments.batched import Batched
 from pathprox.experiments.loop import Loop, Replay, Setting
+from pathprox.experiments.methods import METHODS
 from pathprox.experiments.models import MLP, VGG, build
-from pathprox.experiments.recipes import METHODS, RECIPES, Pruning
+from pathprox.experiments.recipes import RECIPES, Pruning
 from pathprox.experiments.stack import Plan, Stack
 from pathprox.experiments.stack_step import Mask, step_
 from pathprox.experiments.sweep import Work, complete, in_turn

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
+from pathprox.experiments.methods import METHODS
 from pathprox.experiments.paper import TABLES
-from pathprox.experiments.recipes import CHOSEN, GRIDS, METHODS, RECIPES, SEEDS, TASKS, Recipe, recipe_of
+from pathprox.experiments.recipes import CHOSEN, GRIDS, RECIPES, SEEDS, TASKS, Recipe, recipe_of
 from pathprox.experiments.record import DIVERGED, DONE, Record
 
 HYPER = ("lr", "weight_decay")

@@ -11,6 +11,7 @@ import typer
 
 from pathprox.experiments import commands_data, commands_results
 from pathprox.experiments.choice import named
+from pathprox.experiments.methods import METHODS
 from pathprox.experiments.options import (
     FIGURES,
     RESULTS,
@@ -31,7 +32,7 @@ from pathprox.experiments.options import (
     Steps,
     told,
 )
-from pathprox.experiments.recipes import METHODS, RECIPES, Grid, Recipe, grid, neighbours
+from pathprox.experiments.recipes import RECIPES, Grid, Recipe, grid, neighbours
 
 if TYPE_CHECKING:
     from pathprox.experiments.record import Record

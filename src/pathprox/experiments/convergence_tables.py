@@ -9,7 +9,8 @@ from itertools import pairwise
 
 from pathprox.experiments.choice import choose, differences, done, nearest, of_paper
 from pathprox.experiments.figures_parts import best_lr, values
-from pathprox.experiments.recipes import METHODS, TASKS
+from pathprox.experiments.methods import METHODS
+from pathprox.experiments.recipes import TASKS
 from pathprox.experiments.record import DIVERGED, DONE, Record
 from pathprox.experiments.tables import NONE, markdown_table, mean, numbers
 

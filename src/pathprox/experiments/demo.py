@@ -16,7 +16,8 @@ from pathprox.experiments.data import load
 from pathprox.experiments.live import bars, latest
 from pathprox.experiments.loop import Setting
 from pathprox.experiments.markup import Section, document, html_table, image, paragraph
-from pathprox.experiments.recipes import METHODS, RECIPES, Recipe
+from pathprox.experiments.methods import METHODS
+from pathprox.experiments.recipes import RECIPES, Recipe
 from pathprox.experiments.record import DONE, Record
 from pathprox.experiments.train import Run
 from pathprox.report import Report

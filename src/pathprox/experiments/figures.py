@@ -23,7 +23,8 @@ from pathprox.experiments.figures_parts import (
     stairs,
 )
 from pathprox.experiments.figures_plane import boundaries
-from pathprox.experiments.recipes import CHOSEN, METHODS, grid
+from pathprox.experiments.methods import METHODS
+from pathprox.experiments.recipes import CHOSEN, grid
 from pathprox.experiments.record import Record
 
 if TYPE_CHECKING:

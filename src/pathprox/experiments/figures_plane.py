@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from pathprox.experiments.figures_parts import BLACK, COLOURS, key
+from pathprox.experiments.methods import METHODS
 from pathprox.experiments.models import build
-from pathprox.experiments.recipes import METHODS
 from pathprox.experiments.record import Record
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from pathprox.experiments.recipes import METHODS, Recipe
+from pathprox.experiments.methods import METHODS
+from pathprox.experiments.recipes import Recipe
 from pathprox.experiments.record import DONE, Record, run_name
 from pathprox.experiments.train import Watch
 

@@ -15,7 +15,8 @@ from torch.optim import SGD
 
 import pathprox
 from pathprox.balance import scale_
-from pathprox.experiments.recipes import METHODS, Recipe
+from pathprox.experiments.methods import METHODS
+from pathprox.experiments.recipes import Recipe
 from pathprox.held import REGAUGE
 
 PRECISIONS = ("float32", "tf32", "bf16")

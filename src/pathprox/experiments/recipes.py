@@ -1,4 +1,4 @@
-"""The paper's experiments as data: one frozen recipe for each cell, the grids, and the method each name stands for.
+"""The paper's experiments as data: one frozen recipe for each cell, and the grids.
 
 A recipe decides everything about a run but its seed. ``RECIPES`` holds the cells with the hyperparameters that the
 paper chose; ``grid`` gives the cells of its searches. Both modifications of the paper (true labels, corrupted data)
@@ -11,52 +11,17 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
-import torch
-
-import pathprox
-from pathprox.balance import scale_
 from pathprox.experiments.data import NAMES
+from pathprox.experiments.methods import METHODS
 from pathprox.experiments.models import build
-from pathprox.prox import normalize_factor
 
 SEEDS = (0, 1, 2, 3)
 """Four runs for each cell, as in the paper. The split into training and validation images has its own, fixed seed."""
-
-
-@dataclass(frozen=True)
-class Method:
-    """A way of training that the paper compares."""
-
-    title: str
-    make: Callable[[pathprox.Units, float], pathprox.Regularizer]
-
-
-def _divided(units: pathprox.Units, weight_decay: float) -> pathprox.PathProx:
-    """The start of the authors' code: w and the bias beside it divided by |w|, and nothing put into v for it."""
-    with torch.no_grad():
-        for group in units.couplings:
-            factor = normalize_factor(units.norm(group.into))
-            for s in (*group.into, *group.bias):
-                scale_(units, s, factor)
-    return pathprox.PathProx(units, weight_decay)
-
-
-METHODS: dict[str, Method] = {
-    "weight-decay": Method("weight decay", pathprox.WeightDecay),
-    "pathprox": Method("PathProx", pathprox.PathProx),
-    "pathprox-unbalanced": Method("PathProx without layer balance", partial(pathprox.PathProx, balance=False)),
-    "pathprox-divided": Method("PathProx, start divided by |w|", _divided),
-    "pathprox-gauge": Method("PathProx, gauge 4", partial(pathprox.PathProx, gauge=4.0)),
-    "normalized": Method("weight decay, normalised w", pathprox.NormalizedWeightDecay),
-    "path-norm": Method("SGD on the path norm", pathprox.PathNorm),
-    "lasso": Method("lasso", pathprox.Lasso),
-    "group-lasso": Method("group lasso", pathprox.GroupLasso),
-}
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ from pathprox.experiments import claims, figures, paper, run_tables, tables, ver
 from pathprox.experiments import convergence_tables as convergence
 from pathprox.experiments.choice import of_paper, sweep, train
 from pathprox.experiments.convergence_tables import NO_RECORD, task_title
+from pathprox.experiments.methods import METHODS
 from pathprox.experiments.page import ALTS
-from pathprox.experiments.recipes import GRIDS, METHODS, recipe_of
+from pathprox.experiments.recipes import GRIDS, recipe_of
 from pathprox.experiments.record import Record, read_all
 
 PRECISION = "precision"

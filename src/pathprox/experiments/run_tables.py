@@ -11,7 +11,8 @@ from pathprox.experiments.choice import Choice, choose, differences, named, of_p
 from pathprox.experiments.convergence_tables import NO_RECORD, OBJECTIVE, final, task_title
 from pathprox.experiments.figures import runs_of
 from pathprox.experiments.figures_parts import complete, mean_staircase, solutions, staircase
-from pathprox.experiments.recipes import GRIDS, METHODS, TASKS, Recipe
+from pathprox.experiments.methods import METHODS
+from pathprox.experiments.recipes import GRIDS, TASKS, Recipe
 from pathprox.experiments.record import DIVERGED, DONE, Record, best_look
 from pathprox.experiments.tables import NONE, each, markdown_table, mean, numbers, shown
 

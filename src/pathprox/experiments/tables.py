@@ -14,7 +14,8 @@ from typing import Any
 from pathprox import text
 from pathprox.experiments import markup, paper
 from pathprox.experiments.choice import Choice, choose, command, select, train
-from pathprox.experiments.recipes import METHODS, recipe_of
+from pathprox.experiments.methods import METHODS
+from pathprox.experiments.recipes import recipe_of
 from pathprox.experiments.record import Record
 
 __all__ = [

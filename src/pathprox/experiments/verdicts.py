@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathprox.experiments import paper
 from pathprox.experiments.choice import Choice, choose
 from pathprox.experiments.convergence_tables import NO_RECORD, task_title
-from pathprox.experiments.recipes import METHODS
+from pathprox.experiments.methods import METHODS
 from pathprox.experiments.record import Record
 from pathprox.experiments.tables import (
     NONE,
