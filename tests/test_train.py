@@ -10,7 +10,7 @@ from statistics import median
 
 import pytest
 import torch
-from torch.nn.functional import pad
+from torch.nn.functional import cross_entropy, pad
 from torch.nn.utils import parameters_to_vector
 
 import official
@@ -91,7 +91,7 @@ def test_methods_start_as_the_same_function_and_learn(method, tmp_path):
     record = run(small(method=method, lipschitz=False), 0, tmp_path)
     rival = run(small(method="weight-decay", lipschitz=False, steps=60), 0, tmp_path)
     same = record.history["loss"][0] == pytest.approx(rival.history["loss"][0], rel=1e-5)
-    assert same == (method != "pathprox-divided")  # which starts as the authors' code does
+    assert same == (method not in ("pathprox-divided", "pathprox-authors"))  # which start as the authors' code does
     assert record.history["loss"][-1] < 0.7 * record.history["loss"][0]
 
 
@@ -109,6 +109,23 @@ def test_a_gradient_that_is_too_large_is_scaled_down_where_a_recipe_asks_for_it(
     assert free.norm() > 0.5 * 0.01
     assert torch.allclose(moved(0.01), free * (0.5 * 0.01 / free.norm()), rtol=1e-3, atol=1e-7)
     assert torch.equal(moved(100.0), free)
+
+
+def test_the_projection_of_the_authors_code_divides_the_bias_as_well():
+    images, labels, lr = torch.randn(50, 1, 28, 28), torch.arange(50) % 10, 0.5
+    recipe = small("task1/pathprox", method="pathprox-authors", lr=lr)
+    model = start_of(recipe, 0)
+    rows = torch.linalg.vector_norm(next(model.parameters()), dim=1)
+    loop = Loop(recipe, model, images[:2], Setting(CPU))
+    w, b = list(model.parameters())[:2]
+    assert torch.allclose(torch.linalg.vector_norm(w, dim=1), torch.ones(24))
+    assert torch.allclose(b, list(start_of(recipe, 0).parameters())[1] / rows)
+    cross_entropy(model(images), labels).backward()
+    moved = [(p - lr * p.grad).detach() for p in (w, b)]
+    norm = torch.linalg.vector_norm(moved[0], dim=1)
+    loop.step(images, labels, lr)
+    assert torch.allclose(w, moved[0] / norm[:, None], atol=1e-6)
+    assert torch.allclose(b, moved[1] / norm, atol=1e-6)
 
 
 def test_a_finished_run_is_not_repeated_unless_asked(tmp_path):

@@ -250,6 +250,7 @@ CHOSEN: dict[str, dict[str, dict[str, Any]]] = {
         "pathprox": {"weight_decay": 1e-3, "lr": 0.1},
         "pathprox-unbalanced": {"weight_decay": 1e-3, "lr": 0.1},
         "pathprox-divided": {"weight_decay": 1e-3, "lr": 0.1},
+        "pathprox-authors": {"weight_decay": 1e-3, "lr": 0.1},
         "pathprox-gauge": {"weight_decay": 1e-3, "lr": 0.1},
         "normalized": {"weight_decay": 1e-3, "lr": 0.1},
     },
