@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from pathprox.slices import Slice
 from pathprox.smallest import smallest_squares
-from pathprox.stepsize import carry_state_
+from pathprox.stepsize import carry_state_, unwrapped
 from pathprox.units import UnitGroup, Units
 
 BALANCED = 1e-5
@@ -35,6 +35,7 @@ def balance_(units: Units, level: Level = "network", optimizer: Optimizer | None
     A dead unit (v = 0) weighs nothing in any representation, so "units" and "network" set its w and bias to zero as
     well. Give the optimizer if training goes on, so that its momentum follows the weights.
     """
+    optimizer = None if optimizer is None else unwrapped(optimizer)
     if level == "layers":
         for chain in find_links(units):
             balance_chain_(units, chain, optimizer)

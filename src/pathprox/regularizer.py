@@ -13,7 +13,7 @@ from typing_extensions import Self
 
 from pathprox.guard import Guard
 from pathprox.slices import Slice
-from pathprox.stepsize import Rule, rule_for
+from pathprox.stepsize import Rule, rule_for, unwrapped
 from pathprox.units import Units
 
 
@@ -66,6 +66,7 @@ class Regularizer(ABC):
 
     def attach(self, optimizer: Optimizer) -> Self:
         """Act on every step of this optimizer from now on. Returns itself."""
+        optimizer = unwrapped(optimizer)
         if self._optimizer is not None:
             raise RuntimeError(f"this {type(self).__name__} is already attached to an optimizer. Call detach() first.")
         rule_for(optimizer)
@@ -119,6 +120,11 @@ class Regularizer(ABC):
                     f"the optimizer already has weight_decay={group['weight_decay']} (for {name}), so the weights "
                     f"would be penalised twice. Make it with weight_decay=0 and give the value to "
                     f"{type(self).__name__}(weight_decay=...) instead."
+                )
+            if hasattr(p, "full_tensor"):
+                raise TypeError(
+                    f"{name} is split over processes (FSDP or tensor parallelism), and a unit's norm takes all of it. "
+                    "Use DistributedDataParallel."
                 )
             if p.dtype in (torch.float16, torch.bfloat16):
                 raise TypeError(

@@ -20,6 +20,7 @@ from pathprox.copies import copy_of, fit
 from pathprox.dead import find_dead, silence_
 from pathprox.removal import Removal, Search
 from pathprox.slices import Slice
+from pathprox.stepsize import unwrapped
 from pathprox.surgery import Cut, cut_group, cut_slice
 from pathprox.trial import difference
 from pathprox.units import UnitGroup, Units
@@ -73,6 +74,7 @@ def shrink_(
         multiple_of: as for `shrink`.
     """
     _refuse_strangers(model, units)
+    optimizer = None if optimizer is None else unwrapped(optimizer)
     removal = Search(model, units, settled, multiple_of).run()
     removal.warn(stacklevel=3)
     count = sum(int(removal.covered(i).sum()) for i in range(len(units)))

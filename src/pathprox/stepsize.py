@@ -128,6 +128,17 @@ REFUSED: dict[str, str] = {
 }
 
 
+WRAPPERS = ("accelerate", "lightning", "pytorch_lightning", "lightning_fabric")
+"""Packages whose wrappers do nothing to a step but skip it, so that what is attached may sit inside."""
+
+
+def unwrapped(optimizer: optim.Optimizer) -> optim.Optimizer:
+    """The optimizer that steps, without the wrapper of a training framework."""
+    if type(optimizer).__module__.partition(".")[0] not in WRAPPERS:
+        return optimizer
+    return unwrapped(getattr(optimizer, "optimizer", optimizer))
+
+
 def rule_for(optimizer: optim.Optimizer) -> Rule:
     """The rule of the optimizer's class or of the nearest one it inherits from."""
     for kind in type(optimizer).__mro__:
