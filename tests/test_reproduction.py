@@ -231,6 +231,19 @@ def test_the_best_look_of_all_and_of_those_after_the_last_milestone():
     assert run_tables.look_table([record("task1", "pathprox")]) == "", "its learning rate does not fall"
 
 
+def test_lipschitz_constants_on_the_way_are_means_over_the_seeds():
+    runs = [record("figure1", method, seed) for method in ("weight-decay", "pathprox") for seed in (0, 1)]
+    assert convergence.lipschitz_table(runs) == "", "they were not measured on the way"
+    for run, level in zip(runs, (4.0, 5.0, 3.0, 3.0), strict=True):
+        run.history["lipschitz"] = [level] * len(run.history["step"])
+    longer = record("figure1", "pathprox", steps=200_000)
+    longer.history["lipschitz"] = [9.0] * len(longer.history["step"])
+    found = rows(convergence.lipschitz_table([*runs, longer]))
+    assert [row[0] for row in found] == [f"{step:,}" for step in range(0, 100_001, 10_000)]
+    assert found[3][1:3] == ["4.50 ± 0.50", "3.00"]
+    assert float(found[-1][3].split()[0]) > float(found[0][3].split()[0]), "accuracy rises"
+
+
 def test_momentum_and_other_methods_stand_below_the_papers_recipe():
     own, fast = record("task3", "pathprox"), record("task3", "pathprox", momentum=0.9, lr=0.01)
     variant = dataclasses.replace(record("task3", "pathprox", 1), recipe=own.recipe.changed(method="path-norm"))

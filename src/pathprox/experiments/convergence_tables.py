@@ -260,3 +260,28 @@ def _swing(runs: Sequence[Record]) -> tuple[str, ...]:
 def largest_jump(column: Sequence[float]) -> float:
     """Between one look and the next."""
     return max((abs(b - a) for a, b in pairwise(column)), default=0.0)
+
+
+LIPSCHITZ = (("lipschitz", "constant"), ("test", "accuracy"))
+"""Columns of the history and what they are called."""
+
+
+def lipschitz_table(records: Sequence[Record]) -> str:
+    """The median local Lipschitz constant on the way beside the test accuracy, for Figure 1; empty without.
+
+    Of the runs that measured it those of the length with the most seeds.
+    """
+    lengths: dict[int, dict[str, list[Record]]] = {}
+    for method in of_paper("figure1"):
+        for r in done(records, f"figure1/{method}"):
+            if "lipschitz" in r.history:
+                lengths.setdefault(r.recipe.steps, {}).setdefault(method, []).append(r)
+    if not lengths:
+        return ""
+    runs = max(lengths.values(), key=lambda found: sum(map(len, found.values())))
+    steps = next(iter(runs.values()))[0].history["step"]
+    heads = [f"{METHODS[m].title}, {label}" for _, label in LIPSCHITZ for m in runs]
+    curves = [[values(r, name) for r in found] for name, _ in LIPSCHITZ for found in runs.values()]
+    looks = range(0, len(steps), -(-len(steps) // 11))
+    rows = [(f"{steps[i]:,.0f}", *(mean([curve[i] for curve in found]) for found in curves)) for i in looks]
+    return markdown_table(("iterations", *heads), rows)

@@ -298,5 +298,13 @@ def _figure(number: int, records: Sequence[Record]) -> Section:
     there = bool(figures.runs_of(number, records))
     picture = f"![{ALTS[number]}]({FIGURES}/figure{number}.png)" if there else f"There is {NO_RECORD}."
     made = [*figures.commands(number).splitlines(), f"pathprox figure {number}"]
-    blocks = [picture, run_tables.cut_table(records) if number == 4 else "", _bullets(figures.notes(number, records))]
+    blocks = [picture, _beside_figure(number, records), _bullets(figures.notes(number, records))]
     return Section(f"figure {number}", f"Figure {number}: {kind.title}", blocks, made, [kind.task])
+
+
+def _beside_figure(number: int, records: Sequence[Record]) -> str:
+    """What a figure shows, in numbers."""
+    if number == 4:
+        return run_tables.cut_table(records)
+    table = convergence.lipschitz_table(records) if number == 1 else ""
+    return f"Median local Lipschitz constants on the way, and test accuracy:\n\n{table}" if table else ""
