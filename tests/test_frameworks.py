@@ -1,6 +1,8 @@
-"""Training frameworks around the optimizer: wrappers that are looked into, and what is refused with a reason."""
+"""What is around a training loop: no packages but torch, or frameworks, whose wrappers are looked into or refused."""
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -11,6 +13,29 @@ from networks import assert_on_the_sphere, batch, chain
 from pathprox import PathProx, balance_, find_units, shrink_
 
 SGD = torch.optim.SGD
+
+
+ALONE = """
+import sys
+sys.modules["numpy"] = None  # importing it fails
+import torch, pathprox
+model = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+units = pathprox.find_units(model, torch.randn(2, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+pathprox.PathProx(units, weight_decay=0.5).attach(optimizer)
+for _ in range(50):
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+small = pathprox.shrink(model, units)
+print(pathprox.report(model, small, torch.randn(2, 4)))
+"""
+
+
+def test_torch_is_all_that_the_package_needs():
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "units" in done.stdout
 
 
 def accelerated(model, data, attach_first: bool):

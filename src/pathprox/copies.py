@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import random
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
@@ -137,14 +137,17 @@ def seeded(seed: int, *models: nn.Module) -> Iterator[None]:
     """
     parameters = (p for model in models for p in model.parameters())
     devices = sorted({p.device.index for p in parameters if p.device.type == "cuda"})
-    python, array = random.getstate(), numpy.random.get_state()  # noqa: NPY002  (the model's choice, not ours)
+    numpy: Any = sys.modules.get("numpy")  # torch does without it, and so does a model that has not imported it
+    python, array = random.getstate(), numpy and numpy.random.get_state()
     try:
         with torch.random.fork_rng(devices=devices):
             for generator in (torch.default_generator, *(torch.cuda.default_generators[i] for i in devices)):
                 generator.manual_seed(seed)
             random.seed(seed)
-            numpy.random.seed(seed)  # noqa: NPY002
+            if numpy:
+                numpy.random.seed(seed)
             yield
     finally:
         random.setstate(python)
-        numpy.random.set_state(array)  # noqa: NPY002
+        if numpy:
+            numpy.random.set_state(array)
