@@ -137,7 +137,9 @@ def test_a_run_that_learned_nothing_is_left_out_however_it_ended(status):
     runs[2].status, runs[2].history["loss"] = status, [2.32, *[2.23] * 40]
     made = table(1, runs)
     assert row(made, "4", "true labels", "weight decay")["accuracy, ours"] == "95.00 (n = 2)"
-    assert "Task 4, weight decay: 1 run learned nothing and left out." in made.notes
+    told = about(made, "Task 4, weight decay")
+    assert "n = 2 of 4 seeds; run `pathprox train task4/weight-decay --seed 3 --seed 4`" in told
+    assert "Task 4, weight decay: 1 run learned nothing and left out." in told
 
 
 def test_a_diverged_run_has_no_final_numbers_and_does_no_harm():

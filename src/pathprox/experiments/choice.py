@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import count, islice
 
 from pathprox.experiments.methods import METHODS
 from pathprox.experiments.paper import TABLES
@@ -159,7 +160,7 @@ def _breadth(records: Sequence[Record]) -> str:
 def _lacking(choice: Choice, records: Sequence[Record], chosen: str) -> list[str]:
     """What a reader has to know about these runs: too few, of another kind, failed, in other precision."""
     cure = command(choice.name, chosen)
-    found, notes = choice.records, []
+    found, others, notes = choice.records, _others(choice, records), []
     if not found:
         notes.append(f"missing; run `{cure}`")
         other = len(done(records, choice.name))
@@ -168,18 +169,18 @@ def _lacking(choice: Choice, records: Sequence[Record], chosen: str) -> list[str
     elif choice.differs:
         notes.append(f"† {', '.join(choice.differs)}; for the paper's run `{cure}`")
     if 0 < len(found) < len(SEEDS):
-        absent = [s for s in SEEDS if s not in {r.seed for r in found}]
-        cure = train(choice.name, absent) if chosen == "paper" else cure
+        spent = {r.seed for r in (*found, *others) if r.finished}  # again they would bring nothing new
+        absent = islice((s for s in count() if s not in spent), len(SEEDS) - len(found))
+        cure = train(choice.name, [*absent]) if chosen == "paper" else cure
         notes.append(f"n = {len(found)} of {len(SEEDS)} seeds" + ("" if choice.differs else f"; run `{cure}`"))
-    others = _others(choice, records)
     if failed := sum(r.status == DIVERGED for r in others):
         notes.append(f"{_runs(failed)} diverged and left out")
     if stuck := sum(r.stuck for r in others):
         notes.append(f"{_runs(stuck)} learned nothing and left out")
-    if open_ := sum(not r.finished and not r.stuck for r in others):
+    if open_ := sum(not r.finished for r in others):
         notes.append(f"{_runs(open_)} not finished and left out")
     precisions = Counter(r.precision for r in found if r.precision != "float32")
-    return [*notes, *(f"{_runs(count)} computed in {precision}" for precision, count in sorted(precisions.items()))]
+    return [*notes, *(f"{_runs(number)} computed in {precision}" for precision, number in sorted(precisions.items()))]
 
 
 def _others(choice: Choice, records: Sequence[Record]) -> list[Record]:
@@ -190,8 +191,8 @@ def _others(choice: Choice, records: Sequence[Record]) -> list[Record]:
     return [r for r in mine if not choice.records or differences(r) == choice.differs]
 
 
-def _runs(count: int) -> str:
-    return "1 run" if count == 1 else f"{count} runs"
+def _runs(number: int) -> str:
+    return "1 run" if number == 1 else f"{number} runs"
 
 
 def train(name: str, seeds: Sequence[int] = SEEDS) -> str:

@@ -67,7 +67,7 @@ class Record:
     @property
     def finished(self) -> bool:
         """Whether running it again would bring nothing new."""
-        return self.status in (DONE, DIVERGED, STUCK)
+        return self.status in (DONE, DIVERGED, STUCK) or self.stuck
 
     @property
     def stuck(self) -> bool:
