@@ -143,7 +143,7 @@ class Slice:
 
     def scale_(self, tensor: Tensor, factor: Tensor) -> None:
         """Multiply every unit's entries by its factor, in place."""
-        self.view(tensor).mul_(self.expand(factor.to(tensor.dtype)))
+        self.view(tensor).mul_(self.expand(factor.to(tensor)))
 
     def write_(self, tensor: Tensor, rows: Tensor) -> None:
         """Put back what `gather` gave."""

@@ -4,7 +4,8 @@ The sum is convex in the logarithms of the factors. For one group alone it has a
 going round the groups leads to the minimum, but slowly where many layers have to agree on their sizes. So after each
 round all units of a group are moved together, by a Newton step on one number a group; then a few rounds are enough.
 
-Only squares matter, summed over all entries that scale alike. The weights themselves are not touched.
+Only squares matter, summed over all entries that scale alike. The weights themselves are not touched. What is left of
+them is small, and the search is a long row of small operations: it runs on the CPU wherever the weights are.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Smallest:
 
     groups: tuple[UnitGroup, ...]
     into: list[Tensor]
-    """For each group, what its units' ``into`` and ``bias`` are multiplied with; 0 for dead units."""
+    """For each group, what its units' ``into`` and ``bias`` are multiplied with, on the CPU; 0 for dead units."""
     out: list[Tensor]
     """The same for ``out``."""
     squares: float
@@ -57,12 +58,9 @@ class _Problem:
                 slices.setdefault(s.name, []).append(s)
         self.squares = {name: _reduced(units.tensor(name).detach(), which) for name, which in slices.items()}
         self.cells = {name: self._cells(name) for name in self.squares}
-        self.into = [torch.ones(len(g), dtype=torch.float64, device=self._device(g)) for g in groups]
+        self.into = [torch.ones(len(g), dtype=torch.float64) for g in groups]
         self.out = [factor.clone() for factor in self.into]
         self.constant = [_has_bias(units, g) for g in groups]
-
-    def _device(self, group: UnitGroup) -> torch.device:
-        return self.squares[group.into[0].name].device
 
     def move_units(self, i: int) -> float:
         """The best factor for each unit of a group, all others fixed; returns the largest logarithm."""
@@ -85,7 +83,7 @@ class _Problem:
         K = torch.zeros((count + 1) ** 2, dtype=torch.float64)
         for name, cells in self.cells.items():
             weights = self.squares[name].expand(cells.shape).flatten()
-            K += torch.bincount(cells.flatten(), weights, (count + 1) ** 2).cpu()
+            K += torch.bincount(cells.flatten(), weights, (count + 1) ** 2)
         for i, x in enumerate(_newton(K.view(count + 1, count + 1)).tolist()):
             factor = torch.full_like(self.into[i], x).exp()
             self._scale(i, factor, 1 / factor)
@@ -93,12 +91,12 @@ class _Problem:
     def _cells(self, name: str) -> Tensor:
         """For each entry the pair (group that it feeds, group that feeds it) as one number; the last group is none."""
         count = len(self.groups)
-        sides = [torch.full((1,), count, device=self.squares[name].device) for _ in range(2)]
+        sides = [torch.full((1,), count) for _ in range(2)]
         for i, group in enumerate(self.groups):
             for side, which in enumerate((group.into, group.out)):
                 for s in which:
                     if s.name == name:
-                        mine = s.expand(torch.ones(s.units, device=sides[side].device), fill=0) > 0
+                        mine = s.expand(torch.ones(s.units), fill=0) > 0
                         sides[side] = torch.where(mine, i, sides[side])
         return (sides[0] * (count + 1) + sides[1]).expand(self.squares[name].shape)
 
@@ -135,11 +133,11 @@ def _reduced(parameter: Tensor, slices: Sequence[Slice]) -> Tensor:
     kept = {d for s in slices for d in s.dims}
     view = slices[0].view(parameter).double().square()
     summed = tuple(d for d in range(view.dim()) if d not in kept)
-    return view.sum(summed, keepdim=True) if summed else view
+    return (view.sum(summed, keepdim=True) if summed else view).cpu()
 
 
 def _has_bias(units: Units, group: UnitGroup) -> Tensor:
     """Units that could be a nonzero constant when w is zero."""
     if not group.bias:
-        return torch.zeros(len(group), dtype=torch.bool, device=units.tensor(group.into[0].name).device)
-    return units.norm(group.bias) > 0
+        return torch.zeros(len(group), dtype=torch.bool)
+    return (units.norm(group.bias) > 0).cpu()
