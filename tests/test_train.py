@@ -10,11 +10,11 @@ from statistics import median
 
 import pytest
 import torch
-from torch.nn.functional import cross_entropy, pad
+from torch.nn.functional import pad
 from torch.nn.utils import parameters_to_vector
 
 import official
-from pathprox.experiments.batches import Batches, crop, flip
+from pathprox.experiments.batches import Batches, Fixed, crop, flip
 from pathprox.experiments.data import load, normalized
 from pathprox.experiments.loop import Loop, Setting
 from pathprox.experiments.methods import METHODS
@@ -91,7 +91,7 @@ def test_methods_start_as_the_same_function_and_learn(method, tmp_path):
     record = run(small(method=method, lipschitz=False), 0, tmp_path)
     rival = run(small(method="weight-decay", lipschitz=False, steps=60), 0, tmp_path)
     same = record.history["loss"][0] == pytest.approx(rival.history["loss"][0], rel=1e-5)
-    assert same == (method not in ("pathprox-divided", "pathprox-authors"))  # which start as the authors' code does
+    assert same == (method not in ("pathprox-divided", "pathprox-biases", "pathprox-authors"))  # the authors' start
     assert record.history["loss"][-1] < 0.7 * record.history["loss"][0]
 
 
@@ -109,23 +109,6 @@ def test_a_gradient_that_is_too_large_is_scaled_down_where_a_recipe_asks_for_it(
     assert free.norm() > 0.5 * 0.01
     assert torch.allclose(moved(0.01), free * (0.5 * 0.01 / free.norm()), rtol=1e-3, atol=1e-7)
     assert torch.equal(moved(100.0), free)
-
-
-def test_the_projection_of_the_authors_code_divides_the_bias_as_well():
-    images, labels, lr = torch.randn(50, 1, 28, 28), torch.arange(50) % 10, 0.5
-    recipe = small("task1/pathprox", method="pathprox-authors", lr=lr)
-    model = start_of(recipe, 0)
-    rows = torch.linalg.vector_norm(next(model.parameters()), dim=1)
-    loop = Loop(recipe, model, images[:2], Setting(CPU))
-    w, b = list(model.parameters())[:2]
-    assert torch.allclose(torch.linalg.vector_norm(w, dim=1), torch.ones(24))
-    assert torch.allclose(b, list(start_of(recipe, 0).parameters())[1] / rows)
-    cross_entropy(model(images), labels).backward()
-    moved = [(p - lr * p.grad).detach() for p in (w, b)]
-    norm = torch.linalg.vector_norm(moved[0], dim=1)
-    loop.step(images, labels, lr)
-    assert torch.allclose(w, moved[0] / norm[:, None], atol=1e-6)
-    assert torch.allclose(b, moved[1] / norm, atol=1e-6)
 
 
 def test_a_finished_run_is_not_repeated_unless_asked(tmp_path):
@@ -255,6 +238,8 @@ def test_a_convolutional_network_trains_on_the_official_formats_and_is_seen_on_c
     recipe = recipe.lasting(4).changed(model="VGG-tiny", batch=8, lr=0.01)
     record = run(recipe, 0, tmp_path / "records", data_dir=tmp_path / "data")
     assert record.status == DONE, record.message
+    augmented = record.history.get("val_augmented", [])
+    assert len(augmented) == (len(record.history["val"]) if name == "cifar10" else 0), "SVHN is not augmented"
     if name == "cifar10":
         assert record.final["corrupted"]["origin"] == "official"
         assert len(record.final["corrupted"]["each"]) == 15
@@ -308,6 +293,18 @@ def test_crops_and_flips_are_those_of_single_images():
     same = [torch.equal(a, b) for a, b in zip(turned, images, strict=True)]
     assert all(a or b for a, b in zip(mirrored, same, strict=True))
     assert 10 < sum(mirrored) < 40
+
+
+def test_images_to_evaluate_on_are_augmented_only_on_demand_and_as_in_training(tmp_path):
+    official.write_cifar10(tmp_path)
+    data = load("cifar10", tmp_path)
+    images = Fixed(data, data.val, CPU)
+    (plain, labels), (seen, same) = (next(images.parts(random=r)) for r in (None, torch.Generator().manual_seed(3)))
+    random = torch.Generator().manual_seed(3)
+    by_hand = flip(crop(data.val.images, data.crop, random), random)
+    assert torch.equal(plain, normalized(data.val.images, data.mean, data.std))
+    assert torch.equal(seen, normalized(by_hand, data.mean, data.std))
+    assert torch.equal(labels, same)
 
 
 def test_a_set_smaller_than_a_batch_is_refused():

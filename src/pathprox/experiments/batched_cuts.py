@@ -73,7 +73,7 @@ class Cuts:
         loop, left, alive = without_weak_units(whole, batch.example)
         parameters = sum(p.numel() for p in loop.model.parameters())
         if not alive:
-            return Cut(left, parameters, None, batch.eyes(loop))
+            return Cut(left, parameters, None, batch.eyes(loop, checkpoint))
         assert isinstance(loop.model, MLP)
         return Cut(left, parameters, loop.model, {})
 

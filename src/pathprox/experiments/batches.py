@@ -50,13 +50,16 @@ class Batches:
         order = [torch.randperm(len(self._labels), generator=random)[:used] for _ in range(self._epochs)]
         chosen = torch.cat(order).to(self._device)
         images = self._images[chosen]
-        if self._data.crop:
-            images = crop(images, self._data.crop, random)
-        if self._data.flip:
-            images = flip(images, random)
         if self._data.crop or self._data.flip:
-            images = normalized(images, self._data.mean, self._data.std)
+            images = normalized(augmented(images, self._data, random), self._data.mean, self._data.std)
         return images, self._labels[chosen]
+
+
+def augmented(images: Tensor, data: Dataset, random: torch.Generator) -> Tensor:
+    """Cropped and flipped, as far as the training images of the set are."""
+    if data.crop:
+        images = crop(images, data.crop, random)
+    return flip(images, random) if data.flip else images
 
 
 def crop(images: Tensor, padding: int, random: torch.Generator) -> Tensor:
@@ -86,7 +89,8 @@ class Fixed:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def parts(self, size: int = 2500) -> Iterator[tuple[Tensor, Tensor]]:
-        """Images, normalised when their turn comes, and labels."""
+    def parts(self, size: int = 2500, random: torch.Generator | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Images, normalised when their turn comes, and labels; with ``random`` augmented as in training."""
         for x, y in zip(self._images.split(size), self.labels.split(size), strict=True):
-            yield normalized(x, self._data.mean, self._data.std), y
+            seen = x if random is None else augmented(x, self._data, random)
+            yield normalized(seen, self._data.mean, self._data.std), y

@@ -31,7 +31,7 @@ class Looks:
         self.val = Fixed(data, data.val, setting.device)
         self.test = Fixed(data, data.test, setting.device)
 
-    def __call__(self, loop: Loop) -> dict[str, float]:
+    def __call__(self, loop: Loop, step: int) -> dict[str, float]:
         """One entry of the history. The loss is computed in float32 also where the network trains in bfloat16."""
         loss = self._loss(loop.model)
         values = pathprox.objective(loop.units, loss, loop.regularizer.weight_decay)
@@ -43,6 +43,7 @@ class Looks:
             "active": loop.active(),
             "val": self.accuracy(loop.model, self.val),
             "test": self.accuracy(loop.model, self.test),
+            **self._as_in_training(loop.model, step),
             **self.middling(loop.model),
         }
 
@@ -54,15 +55,21 @@ class Looks:
         return float(torch.stack(parts).sum()) / len(self.train)
 
     @torch.no_grad()
-    def accuracy(self, model: nn.Module, images: Fixed) -> float:
-        """In percent."""
+    def accuracy(self, model: nn.Module, images: Fixed, random: torch.Generator | None = None) -> float:
+        """In percent; with ``random`` on images that are cropped and flipped as in training."""
         model.eval()
         right = 0
-        for x, y in images.parts():
+        for x, y in images.parts(random=random):
             with self._setting.autocast():
                 right = right + (model(x).argmax(1) == y).sum()
         model.train()
         return 100 * float(right) / len(images)
+
+    def _as_in_training(self, model: nn.Module, step: int) -> dict[str, float]:
+        """Accuracy on validation images that are cropped and flipped, by which the authors' public code chooses."""
+        if not (self._data.crop or self._data.flip):
+            return {}
+        return {"val_augmented": self.accuracy(model, self.val, torch.Generator().manual_seed(step))}
 
     def corrupted(self, best: nn.Module, last: nn.Module, name: str, folder: Path | None) -> dict[str, Any]:
         """What the best network and the last one make of the corrupted test images, which are read once."""

@@ -147,7 +147,7 @@ class Run:
 
     def _look(self) -> None:
         self.loop.regularizer.check()
-        seen = self.eyes(self.loop)
+        seen = self.eyes(self.loop, self.step)
         if not math.isfinite(seen["loss"]):
             raise FloatingPointError(
                 f"the loss is {seen['loss']} after step {self.step}, with lr {self.recipe.lr_at(self.step):g}. "
@@ -222,7 +222,7 @@ class Run:
                 yield
 
     def _note_cut(self, left: float) -> None:
-        seen = self.eyes(self.loop)
+        seen = self.eyes(self.loop, self.step)
         parameters = sum(p.numel() for p in self.loop.model.parameters())
         self.record.final["pruned"].append(cut_note(self.branch, left, seen, parameters))
         self._save()
