@@ -201,7 +201,7 @@ def test_a_grid_shows_what_validation_chooses_and_counts_what_diverged():
     runs[-1].status = DIVERGED
     ours = rows(run_tables.grid_summary("task4", runs))[1]
     choices = ["lr 0.1, weight decay 0.003", "lr 0.1, weight decay 0.003"]
-    assert ours == ["PathProx", "4 of 16", "3", "1", *choices, "1", "93.00", "50.00"]
+    assert ours == ["PathProx", "4 of 16", "3", "1", "0", *choices, "1", "93.00", "50.00"]
     grid = {row[0]: row[1:] for row in rows(run_tables.grid_table("task4", "pathprox", runs))}
     assert grid["0.003"] == ["-", "**94.0 / 93.0 / 50.0**", "diverged", "-"]
     assert grid["0.001"] == ["-", "90.0 / 89.0 / 50.0", "92.0 / 91.0 / 50.0", "-"]
@@ -227,7 +227,12 @@ def test_the_best_look_of_all_and_of_those_after_the_last_milestone():
     run.history = {"step": steps, "active": [100, 95, 90, 70, 50, 40], "balanced": [1.0] * 6}
     run.history |= {"val": [10, 80, 91, 90, 90.5, 90.5], "test": [10, 79, 90.2, 89, 90.7, 90]}
     (row,) = rows(run_tables.look_table([run]))
-    assert row[3:] == ["90.79 ± 0.06", "90.20", "90.70", "48.29 ± 10.68", "90.00", "50.00", "35,100"]
+    assert row[3:] == ["90.79 ± 0.06", "90.20", "90.70", "-", "48.29 ± 10.68", "90.00", "50.00", "-", "35,100"]
+    other = dataclasses.replace(run, seed=1, history={**run.history, "val_augmented": [10, 70, 80, 82, 81, 81.5]})
+    (row,) = rows(run_tables.look_table([run, other]))
+    assert (row[6], row[10]) == ("89.00 (n = 1)", "70.00 (n = 1)"), "the look that augmented images choose"
+    (row,) = rows(run_tables.look_table([other]))
+    assert (row[6], row[10]) == ("89.00", "70.00")
     assert run_tables.look_table([record("task1", "pathprox")]) == "", "its learning rate does not fall"
 
 

@@ -27,11 +27,15 @@ WAYS = ("paper", "validation")
 
 @cache  # a recipe checks its network, and pages about many records ask again and again
 def named(name: str) -> Recipe:
-    """A recipe of the paper, or a task of it with any other method at PathProx's hyperparameters."""
+    """A recipe of the paper, or a task of it with any other method.
+
+    That has PathProx's hyperparameters or, if it is a variation of weight decay, weight decay's.
+    """
     task, _, method = name.partition("/")
     if name in RECIPES or task not in TASKS or method not in METHODS:
         return recipe_of(name)
-    return recipe_of(f"{task}/pathprox").changed(method=method)
+    base = "weight-decay" if method.startswith("weight-decay") else "pathprox"
+    return recipe_of(f"{task}/{base}").changed(method=method)
 
 
 @cache
@@ -68,7 +72,7 @@ def differences(record: Record, *, ignoring: Sequence[str] = HYPER) -> tuple[str
 
 def done(records: Sequence[Record], name: str) -> list[Record]:
     """The runs of a recipe that ended as they should."""
-    return [r for r in records if r.recipe.name == name and r.status == DONE and not r.stuck]
+    return [r for r in records if r.recipe.name == name and r.outcome == DONE]
 
 
 def nearest(records: Sequence[Record], *, ignoring: Sequence[str] = HYPER) -> list[Record]:
@@ -102,7 +106,7 @@ def select(records: Sequence[Record]) -> tuple[float, float]:
     The records are those of one task and method. Of equals the smaller learning rate wins, then the smaller weight
     decay. Test accuracies play no part.
     """
-    ended = [r for r in records if r.status == DONE]
+    ended = [r for r in records if r.outcome == DONE]
     if not ended:
         raise ValueError(f"none of the {len(records)} runs has ended as it should: there is nothing to choose from.")
     names = sorted({r.recipe.name for r in ended})
@@ -185,7 +189,7 @@ def _lacking(choice: Choice, records: Sequence[Record], chosen: str) -> list[str
 
 def _others(choice: Choice, records: Sequence[Record]) -> list[Record]:
     """The runs of the same kind that did not end as they should."""
-    mine = [r for r in records if r.recipe.name == choice.name and (r.status != DONE or r.stuck)]
+    mine = [r for r in records if r.recipe.name == choice.name and r.outcome != DONE]
     if choice.lr is not None and choice.weight_decay is not None:
         mine = at(mine, choice.lr, choice.weight_decay)
     return [r for r in mine if not choice.records or differences(r) == choice.differs]

@@ -72,14 +72,14 @@ def _runs(records: Sequence[Record]) -> Section:
     rows = sorted(_run(runs) for runs in cells.values())
     seconds = sum(r.seconds for r in records)
     told = f"{len(records)} runs, {seconds / 3600:.1f} hours of computing. † marks recipes that are not the paper's."
-    failed = [f"{r.name}: {r.status}. {r.message}" for r in records if r.status != DONE]
+    failed = [f"{r.name}: {r.outcome}. {r.message}" for r in records if r.outcome != DONE]
     body = paragraph(told) + html_table(RUNS, rows) + bullets(failed)
     return Section("All runs", body, "pathprox report --records DIR --out report.html")
 
 
 def _run(runs: Sequence[Record]) -> tuple[str, ...]:
     recipe = runs[0].recipe
-    statuses = Counter(r.status for r in runs)
+    outcomes = Counter(r.outcome for r in runs)
     own = recipe.name not in RECIPES or any(differences(r) for r in runs)
     return (
         f"{recipe.name}{' †' if own else ''}",
@@ -88,7 +88,7 @@ def _run(runs: Sequence[Record]) -> tuple[str, ...]:
         ", ".join(str(s) for s in sorted(r.seed for r in runs)),
         f"{recipe.steps:,}",
         recipe.data,
-        ", ".join(f"{count} {status}" for status, count in sorted(statuses.items())),
+        ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items())),
         _distinct([r.device for r in runs]),
         _distinct([r.precision for r in runs]),
         f"{sum(r.seconds for r in runs):,.0f}",

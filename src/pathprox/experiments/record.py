@@ -35,8 +35,9 @@ class Record:
 
     ``history`` has one list for each quantity, an entry for each look: step, lr, loss, objective (the weight-decay
     objective F of the weights as they are), path_norm (G), balanced (F at its least over all rescalings), active,
-    val, test, seconds, and lipschitz (the median of local Lipschitz constants) where a recipe asks for it. Accuracies
-    and shares of units are in percent. ``final`` has
+    val, test, seconds; val_augmented (accuracy on validation images that are cropped and flipped) where training images
+    are, and lipschitz (the median of local Lipschitz constants) where a recipe asks for it. Accuracies and shares of
+    units are in percent. ``final`` has
 
     - best: step, val, test and active at the look with the best validation accuracy, the paper's choice;
     - last: means over the last tenth of the looks, and the spread of active units;
@@ -67,7 +68,7 @@ class Record:
     @property
     def finished(self) -> bool:
         """Whether running it again would bring nothing new."""
-        return self.status in (DONE, DIVERGED, STUCK) or self.stuck
+        return self.outcome in (DONE, DIVERGED, STUCK)
 
     @property
     def stuck(self) -> bool:
@@ -79,6 +80,11 @@ class Record:
         if self.recipe.prune is not None or len(losses) <= PATIENCE["looks"]:
             return False
         return self.history["step"][-1] >= PATIENCE["steps"] and min(losses) > LEARNT * losses[0]
+
+    @property
+    def outcome(self) -> str:
+        """The status, but "stuck" also for a run that went on, or was stopped by hand, with nothing learned."""
+        return STUCK if self.stuck else self.status
 
     @property
     def name(self) -> str:
@@ -111,10 +117,10 @@ class Record:
             raise ValueError(f"{path} is not a record of a run: {error}. Delete it and run that cell again.") from error
 
 
-def best_look(record: Record, since: int = 0) -> dict[str, float]:
+def best_look(record: Record, since: int = 0, by: str = "val") -> dict[str, float]:
     """The first look with the best validation accuracy from a step on, which is how the paper chooses."""
     late = [i for i, step in enumerate(record.history["step"]) if step >= since]
-    at = max(late, key=lambda i: record.history["val"][i])
+    at = max(late, key=lambda i: record.history[by][i])
     return {key: record.history[key][at] for key in ("step", "val", "test", "active", "balanced")}
 
 

@@ -129,8 +129,8 @@ def _stock(records: Sequence[Record]) -> str:
     """How many records there are, and what they were made with."""
     if not records:
         return "There are no records yet."
-    statuses = Counter(r.status for r in records)
-    counts = ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
+    outcomes = Counter(r.outcome for r in records)
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
     made = sorted({f"{r.device}, {r.precision}, torch {r.versions.get('torch', 'unknown')}" for r in records})
     return f"There are {len(records)} of them: {counts} ({'; '.join(made)})."
 
@@ -194,7 +194,9 @@ def _corrupted(records: Sequence[Record]) -> Section:
 def _looks(records: Sequence[Record]) -> Section:
     told = (
         "The look with the best validation accuracy, by which the paper chooses, among all looks of a run (as in the "
-        "tables above) and among the late ones, after the learning rate has fallen for the last time."
+        "tables above) and among the late ones, after the learning rate has fallen for the last time. *augmented*: "
+        "among all looks by the accuracy on validation images that are cropped and flipped as the training images "
+        "are, by which the authors' public code chooses; n where not all runs have it."
     )
     names = [name for number in paper.TABLES for name in paper.names(number) if recipe_of(name).milestones]
     blocks = [told, run_tables.look_table(records) or f"There is {NO_RECORD}."]

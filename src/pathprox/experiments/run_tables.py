@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,14 +14,12 @@ from pathprox.experiments.figures import runs_of
 from pathprox.experiments.figures_parts import complete, mean_staircase, solutions, staircase
 from pathprox.experiments.methods import METHODS
 from pathprox.experiments.recipes import GRIDS, TASKS, Recipe
-from pathprox.experiments.record import DIVERGED, DONE, Record, best_look
+from pathprox.experiments.record import DIVERGED, DONE, STUCK, Record, best_look
 from pathprox.experiments.tables import NONE, each, markdown_table, mean, numbers, shown
 
 SEVERITIES = ("1", "2", "3", "4", "5")
 GRID_TASKS = ("task1", "task2", "task3", "task4", "task5")
 """Those whose grids are searched by validation accuracy; Figure 3 goes by the objective, Figure 4 by all cells."""
-
-
 AT_MOST = (1, 3, 10, 30, 64, 100)
 """Shares of active units, in percent; the paper says that weight decay stays above 64."""
 
@@ -95,15 +94,18 @@ LOOKS = (
     "accuracy, paper",
     "of all looks",
     "of the late ones",
+    "augmented",
     "active, paper",
     "of all looks",
     "of the late ones",
+    "augmented",
     "steps of all looks",
 )
 
 
 def look_table(records: Sequence[Record]) -> str:
-    """What the best look on validation gives among all of a run, and among those after the learning rate's last fall.
+    """What the best look on validation gives among all of a run, among those after the learning rate's last fall, and
+    among all on augmented validation images.
 
     For the recipes whose learning rate falls; empty without runs.
     """
@@ -115,9 +117,12 @@ def look_table(records: Sequence[Record]) -> str:
 
 def _look_row(cell: paper.Cell, runs: Sequence[Record]) -> tuple[str, ...]:
     every, late = ([best_look(r, since) for r in runs] for since in (0, runs[0].recipe.milestones[-1]))
+    augmented = [best_look(r, by="val_augmented") for r in runs if "val_augmented" in r.history]
+    some = f" (n = {len(augmented)})" if 0 < len(augmented) < len(runs) else ""
     row = [task_title(cell.task), METHODS[cell.method].title, str(len(runs))]
     for name, theirs in (("test", cell.accuracy), ("active", cell.active)):
-        row += [shown(theirs), *(mean([look[name] for look in looks]) for looks in (every, late))]
+        of_all, of_late, by_augmented = (mean([look[name] for look in looks]) for looks in (every, late, augmented))
+        row += [shown(theirs), of_all, of_late, by_augmented + some]
     return (*row, ", ".join(f"{look['step']:,.0f}" for look in every))
 
 
@@ -140,6 +145,7 @@ def grid_summary(task: str, records: Sequence[Record]) -> str:
         "cells",
         "done",
         "diverged",
+        "stuck",
         "the paper's choice",
         "ours, by validation",
         "n",
@@ -158,10 +164,10 @@ def grid_methods(task: str, records: Sequence[Record]) -> list[str]:
 def _grid_row(task: str, method: str, records: Sequence[Record]) -> tuple[str, ...]:
     cells = grid_records(task, method, records)
     whole = len(GRIDS[task].lr) * len(GRIDS[task].weight_decay)
-    count = {status: sum(r.status == status for r in cells.values()) for status in (DONE, DIVERGED)}
+    counts = [str(sum(r.outcome == outcome for r in cells.values())) for outcome in (DONE, DIVERGED, STUCK)]
     theirs = named(f"{task}/{method}")
     choice = _hyper(theirs.lr, theirs.weight_decay) if task != "task5" else NONE
-    head = (METHODS[method].title, f"{len(cells)} of {whole}", str(count[DONE]), str(count[DIVERGED]), choice)
+    head = (METHODS[method].title, f"{len(cells)} of {whole}", *counts, choice)
     ours = by_validation(task, method, records)
     if ours.lr is None or ours.weight_decay is None:
         return (*head, NO_RECORD, "0", NONE, NONE)
@@ -195,8 +201,8 @@ def grid_table(task: str, method: str, records: Sequence[Record]) -> str:
 def _grid_cell(record: Record | None, best: bool) -> str:
     if record is None:
         return NONE
-    if record.status != DONE:
-        return record.status
+    if record.outcome != DONE:
+        return record.outcome
     text = " / ".join(f"{record.final['best'][k]:.1f}" for k in ("val", "test", "active"))
     return f"**{text}**" if best else text
 
@@ -276,7 +282,7 @@ def beside(records: Sequence[Record], others: Sequence[Record]) -> str:
     for task in TASKS:
         groups: dict[tuple[str, tuple[str, ...]], list[Record]] = {}
         for r in others:
-            if r.recipe.task == task and r.status in (DONE, DIVERGED):
+            if r.recipe.task == task and r.finished:
                 groups.setdefault((r.recipe.method, differences(r, ignoring=())), []).append(r)
         own = dict.fromkeys(["weight-decay", "pathprox", *(method for method, _ in groups)])
         for method in own if groups else ():
@@ -295,9 +301,9 @@ def _own_row(task: str, method: str, records: Sequence[Record]) -> list[tuple[st
 
 def _changed_row(task: str, method: str, what: Sequence[str], runs: Sequence[Record]) -> list[tuple[str, ...]]:
     differs = list(what) or ["the method alone"]
-    ended = [r for r in runs if r.status == DONE]
-    if len(ended) < len(runs):
-        differs.append(f"{len(runs) - len(ended)} of {len(runs)} diverged")
+    ended = [r for r in runs if r.outcome == DONE]
+    failed = Counter(r.outcome for r in runs if r.outcome != DONE)
+    differs += [f"{count} of {len(runs)} {outcome}" for outcome, count in sorted(failed.items())]
     outcome = _outcome(ended) if ended else ("0", *[NONE] * (len(OUTCOME) - 1))
     return [(task_title(task), METHODS[method].title, ", ".join(differs), *outcome)]
 
@@ -306,7 +312,7 @@ def precision_table(records: Sequence[Record]) -> str:
     """Recipes that were run at several precisions, a row for each of these; empty without."""
     cells: dict[Any, dict[str, dict[int, Record]]] = {}
     for r in records:
-        if r.status == DONE:
+        if r.outcome == DONE:
             recipe = r.recipe
             key = list(TASKS).index(recipe.task), list(METHODS).index(recipe.method), recipe.lr, recipe.weight_decay
             cells.setdefault((*key, differences(r)), {}).setdefault(r.precision, {})[r.seed] = r
