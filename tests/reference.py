@@ -36,10 +36,21 @@ class ReferencePathProx:
     @torch.no_grad()
     def step(self) -> None:
         self.gradient_step()
+        self.project_w()
+        self.threshold_v()
+        if self.balance:
+            self.balance_layers()
+
+    def project_w(self) -> None:
+        for first, _ in self.pairs:
+            for i in range(first.out_features):
+                first.weight[i] /= first.weight[i].norm()
+
+    def threshold_v(self) -> None:
+        """And decay the layer that is left over."""
         step = self.lr / (1 - self.momentum)
         for first, second in self.pairs:
             for i in range(first.out_features):
-                first.weight[i] /= first.weight[i].norm()
                 v = second.weight[:, i]
                 norm = v.norm()
                 if norm <= step * self.weight_decay:
@@ -48,8 +59,6 @@ class ReferencePathProx:
                     v *= 1 - step * self.weight_decay / norm
         if len(self.layers) % 2:
             self.layers[-1].weight /= 1 + step * self.weight_decay
-        if self.balance:
-            self.balance_layers()
 
     def gradient_step(self) -> None:
         for layer in self.layers:

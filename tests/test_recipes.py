@@ -7,6 +7,7 @@ import torch
 
 import pathprox
 from pathprox.experiments import paper
+from pathprox.experiments.choice import named
 from pathprox.experiments.data import load
 from pathprox.experiments.methods import METHODS
 from pathprox.experiments.models import build
@@ -129,8 +130,12 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
         recipe_of("task9")
 
 
-def test_all_methods_of_the_paper_are_there():
-    assert {m for methods in CHOSEN.values() for m in methods} == set(METHODS)
+def test_any_method_runs_on_any_task_as_the_one_that_it_varies():
+    assert {m for methods in CHOSEN.values() for m in methods} <= set(METHODS)
+    decay, prox = (named(f"task1/{method}") for method in ("weight-decay-biases", "pathprox-before"))
+    assert (decay.weight_decay, prox.weight_decay) == (1e-3, 1e-4)
+    assert decay == RECIPES["task1/weight-decay"].changed(method="weight-decay-biases")
+    assert named("task4/lasso") == RECIPES["task4/pathprox"].changed(method="lasso")
 
 
 def test_a_record_comes_back_as_it_was_written(tmp_path):

@@ -20,7 +20,7 @@ class FastPath:
     def __init__(self, limit: float) -> None:
         self.limit = limit
         self.on = True
-        """Tests compare the ways."""
+        """Tests compare the ways; a variation of the algorithm knows the general one alone."""
         self.step: FusedStep | None = None
         self.taken: Plan | None = None
         """The plan of the step that the optimizer is in, if it skips it since the kernels will take it."""

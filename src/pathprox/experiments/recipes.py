@@ -246,13 +246,8 @@ CHOSEN: dict[str, dict[str, dict[str, Any]]] = {
         "pathprox": {"weight_decay": 3e-4, "lr": 0.1},
     },
     "task3": {
-        "weight-decay": {"weight_decay": 1e-3, "lr": 0.1},
-        "pathprox": {"weight_decay": 1e-3, "lr": 0.1},
-        "pathprox-unbalanced": {"weight_decay": 1e-3, "lr": 0.1},
-        "pathprox-divided": {"weight_decay": 1e-3, "lr": 0.1},
-        "pathprox-authors": {"weight_decay": 1e-3, "lr": 0.1},
-        "pathprox-gauge": {"weight_decay": 1e-3, "lr": 0.1},
-        "normalized": {"weight_decay": 1e-3, "lr": 0.1},
+        method: {"weight_decay": 1e-3, "lr": 0.1}
+        for method in ("weight-decay", "pathprox", "pathprox-unbalanced", "normalized")
     },
     "task4": {
         "weight-decay": {"weight_decay": 1e-3, "lr": 0.3},

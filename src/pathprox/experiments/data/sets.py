@@ -215,6 +215,7 @@ def _first(*paths: Path) -> Path:
 
 
 _MNIST: dict[str, Any] = {"source": "mnist", "read": mnist_files, "size": 60000, "mean": MNIST_MEAN, "std": MNIST_STD}
+_HALF = (0.5, 0.5, 0.5)
 _COLOUR: dict[str, Any] = {"mean": CIFAR_MEAN, "std": CIFAR_STD}
 _RECIPES = {
     "mnist-100": _Recipe(**_MNIST, val=59000, few=True),
@@ -223,6 +224,7 @@ _RECIPES = {
     "mnist": _Recipe(**_MNIST, val=5000),
     "cifar10": _Recipe("cifar10", _cifar10_files, size=50000, val=5000, **_COLOUR, crop=4, flip=True),
     "svhn": _Recipe("svhn", _svhn_files, size=73257, val=6000, **_COLOUR),
+    "svhn:half": _Recipe("svhn", _svhn_files, size=73257, val=6000, mean=_HALF, std=_HALF),  # pixels from -1 to 1
 }
 
 
