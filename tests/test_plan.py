@@ -43,6 +43,23 @@ def test_what_is_lacking_is_run_together_and_only_once(tmp_path):
     assert len(asked(tmp_path, "table2", seeds=3)[0]) == 3
 
 
+def test_a_seed_that_learns_nothing_is_replaced_by_the_next_ones(tmp_path):
+    class Unlucky(Asked):
+        def __call__(self, work, cells):
+            for record in super().__call__(work, cells):
+                if record.recipe.method == "normalized" and record.seed != 3:
+                    record.history["loss"] = [2.3] * len(record.history["loss"])
+                    record.write(work.folder)
+                yield record
+
+    pool = Unlucky()
+    plan_of(["table2"]).run(range(2), Work(tmp_path), pool)
+    again = [("task3/normalized", seed) for seed in range(2, 6)]
+    assert pool.rounds[1:] == [again[:2], again[2:3], again[3:]], "the fourth learns; two for each seed are enough"
+    assert asked(tmp_path, "table2", seeds=2) == []
+    assert plan_of(["table2"]).lacking(range(2), tmp_path) == []
+
+
 def test_what_is_lacking_can_be_told_before_it_is_run(tmp_path):
     plan, seeds = plan_of(["table2", "grids"]), range(2)
     told = plan.lacking(seeds, tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count, islice
 from pathlib import Path
 
 from pathprox.experiments import figures, paper
@@ -13,6 +14,8 @@ from pathprox.experiments.sweep import Cell, Pool, Seen, Work, complete, sweep
 
 IN_FULL = ("task1", "task2")
 """Tasks whose grids are run in full; a network of the others takes too long, and has the cells beside its choice."""
+SPARE = 2
+"""A seed that learns nothing is replaced by the next one, until so many times the seeds were tried besides."""
 
 
 @dataclass(frozen=True)
@@ -44,20 +47,34 @@ class Plan:
 
     def run(self, seeds: Sequence[int], work: Work, pool: Pool, seen: Seen | None = None) -> None:
         """First all that nothing has to be chosen for, together, so that the pool stays busy; then the searches."""
-        complete(self._certain(seeds), work, pool, seen)
+        tried: list[Cell] = []
+        while new := [cell for cell in self._certain(seeds, work.folder) if cell not in tried]:
+            complete(new, work, pool, seen)
+            tried += new
         for search in dict.fromkeys(self.searches):
             sweep(search, seeds, work, pool, seen)
 
     def lacking(self, seeds: Sequence[int], folder: Path) -> list[Cell]:
         """What has no finished record under the folder, but for the repeats of what a search will choose."""
         searched = [(recipe, seeds[0]) for search in self.searches for recipe in search]
-        cells = dict.fromkeys([*self._certain(seeds), *searched])
+        cells = dict.fromkeys([*self._certain(seeds, folder), *searched])
         return [cell for cell in cells if (record := find(folder, *cell)) is None or not record.finished]
 
-    def _certain(self, seeds: Sequence[int]) -> list[Cell]:
+    def _certain(self, seeds: Sequence[int], folder: Path) -> list[Cell]:
         """What is known before any search."""
-        repeated = [(recipe, seed) for recipe in self.repeated for seed in seeds]
+        repeated = [(recipe, seed) for recipe in self.repeated for seed in _learning(recipe, seeds, folder)]
         return list(dict.fromkeys([*repeated, *((recipe, seeds[0]) for recipe in self.once)]))
+
+
+def _learning(recipe: Recipe, seeds: Sequence[int], folder: Path) -> list[int]:
+    """These seeds, and for each with a record under the folder that says it is stuck the next one."""
+    taken = list(seeds)
+    spare = islice(count(max(seeds) + 1), SPARE * len(seeds))
+    for seed in taken:  # which grows
+        record = find(folder, recipe, seed)
+        if record is not None and record.stuck:
+            taken += islice(spare, 1)
+    return taken
 
 
 def of_table(number: int) -> Plan:
