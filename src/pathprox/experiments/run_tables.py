@@ -201,7 +201,7 @@ def grid_table(task: str, method: str, records: Sequence[Record]) -> str:
 def _grid_cell(record: Record | None, best: bool) -> str:
     if record is None:
         return NONE
-    if record.outcome != DONE:
+    if record.status != DONE:  # a run that is stuck may be done, with numbers that say how
         return record.outcome
     text = " / ".join(f"{record.final['best'][k]:.1f}" for k in ("val", "test", "active"))
     return f"**{text}**" if best else text
