@@ -95,6 +95,16 @@ def test_the_binary_version_of_cifar10_is_preferred(tmp_path):
     assert len(load("cifar10", tmp_path).test) == 20
 
 
+def test_svhn_in_another_scale_has_the_same_images(tmp_path):
+    official.write_svhn(tmp_path, 60, 20)
+    plain, half = load("svhn", tmp_path), load("svhn:half", tmp_path)
+    assert torch.equal(plain.test.images, half.test.images)
+    assert torch.equal(plain.train.labels, half.train.labels)
+    ends = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1).expand(2, 3, 1, 1)
+    seen = normalized(ends, half.mean, half.std)
+    assert seen.flatten().tolist() == [-1.0] * 3 + [1.0] * 3
+
+
 def test_svhn_is_turned_upright_and_its_label_ten_is_zero(tmp_path):
     official.write_svhn(tmp_path, 60, 20)
     svhn = load("svhn", tmp_path)

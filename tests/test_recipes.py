@@ -131,7 +131,9 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
 
 
 def test_any_method_runs_on_any_task_as_the_one_that_it_varies():
-    assert {m for methods in CHOSEN.values() for m in methods} <= set(METHODS)
+    papers = {"weight-decay", "pathprox", "pathprox-unbalanced", "normalized", "path-norm", "lasso", "group-lasso"}
+    assert {m for methods in CHOSEN.values() for m in methods} == papers
+    assert all(named(f"{task}/{method}").name == f"{task}/{method}" for task in CHOSEN for method in METHODS)
     decay, prox = (named(f"task1/{method}") for method in ("weight-decay-biases", "pathprox-before"))
     assert (decay.weight_decay, prox.weight_decay) == (1e-3, 1e-4)
     assert decay == RECIPES["task1/weight-decay"].changed(method="weight-decay-biases")

@@ -91,7 +91,7 @@ def _constants(
     shake = shaken(other, inputs, fresh=True)
     for s in group.into:  # the units in question stay silent
         weight = other.get_parameter(s.name).detach()
-        s.scale_(weight, torch.where(idle.to(weight.device), 0.0, 1.0))
+        s.scale_(weight, torch.where(idle, 0.0, 1.0))
     twins = [other.get_submodule(name) for layer in layers for name, m in model.named_modules() if m is layer]
     given, varied, elsewhere = _seen(model, layers, inputs), _seen(model, layers, shake), _seen(other, twins, shake)
     found = {}

@@ -47,7 +47,7 @@ def silence_(group: UnitGroup, dead: Tensor, tensors: Mapping[str, Tensor]) -> N
     """Set all weights and biases of dead units to zero."""
     for s in group.into + group.bias + group.out if dead.any() else ():
         weight = tensors[s.name].detach()
-        s.scale_(weight, torch.where(dead.to(weight.device), 0.0, 1.0))
+        s.scale_(weight, torch.where(dead, 0.0, 1.0))
 
 
 def gone(slices: Sequence[Slice], there: dict[str, Tensor]) -> Tensor:

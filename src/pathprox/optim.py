@@ -66,13 +66,16 @@ class PathProx(HeldUnits):
         plan = self._fast.taken or self._make_plan()
         if not self._fast.step_(self, plan, ok):
             self._measure(plan, ok)
-            for c in plan.couplings:
-                self._threshold_v_(c)
-                self._project_w_(c)
-            for s in plan.others:
-                self._decay_(s, torch.ones(1, device=self._parameter(s).device))
+            self._proximal_step_(plan)
             self._balance_(plan)
         self._count_asleep(plan)
+
+    def _proximal_step_(self, plan: Plan) -> None:
+        for c in plan.couplings:
+            self._threshold_v_(c)
+            self._project_w_(c)
+        for s in plan.others:
+            self._decay_(s, torch.ones(1, device=self._parameter(s).device))
 
     def _threshold_v_(self, c: Coupling) -> None:
         """v <- (1 - step * weight_decay * |w| / |v|)_+ v, or the same in the optimizer's metric.

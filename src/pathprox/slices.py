@@ -142,7 +142,7 @@ class Slice:
         return values.view(shape)
 
     def scale_(self, tensor: Tensor, factor: Tensor) -> None:
-        """Multiply every unit's entries by its factor, in place."""
+        """Multiply every unit's entries by its factor, in place. The factors may be on another device."""
         self.view(tensor).mul_(self.expand(factor.to(tensor)))
 
     def write_(self, tensor: Tensor, rows: Tensor) -> None:

@@ -216,7 +216,7 @@ class Proof:
     def _scale(self, slices: Iterable[Slice], factor: Tensor) -> None:
         for s in slices:
             tensor = self._tensors[s.name].detach()
-            s.scale_(tensor, factor.to(tensor.device))
+            s.scale_(tensor, factor)
 
     def _reached(self, groups: Sequence[UnitGroup]) -> set[int]:
         """Groups of which some unit's out-going weights move the outputs."""

@@ -55,10 +55,7 @@ class _BalancingFirst(_GeneralWay):
         self._balance_(plan)
         for c, gauge in zip(plan.couplings, held, strict=True):
             c.w_gauge, c.v_norm = gauge, self.units.norm(c.group.out)
-            self._threshold_v_(c)
-            self._project_w_(c)
-        for s in plan.others:
-            self._decay_(s, torch.ones(1, device=self._parameter(s).device))
+        self._proximal_step_(plan)
         self._balance_(replace(plan, chains=[]))  # only what the threshold has left for it
 
 
