@@ -43,19 +43,21 @@ def test_what_is_lacking_is_run_together_and_only_once(tmp_path):
     assert len(asked(tmp_path, "table2", seeds=3)[0]) == 3
 
 
-def test_a_seed_that_learns_nothing_is_replaced_by_the_next_ones(tmp_path):
+@pytest.mark.parametrize("fate", [{"status": "diverged"}, {"history": {"step": [0, 5000] * 6, "loss": [2.3] * 12}}])
+def test_a_seed_that_learns_nothing_is_replaced_by_the_next_ones(tmp_path, fate):
     class Unlucky(Asked):
         def __call__(self, work, cells):
             for record in super().__call__(work, cells):
                 if record.recipe.method == "normalized" and record.seed != 3:
-                    record.history["loss"] = [2.3] * len(record.history["loss"])
+                    record = replace(record, **fate)
                     record.write(work.folder)
                 yield record
 
     pool = Unlucky()
     plan_of(["table2"]).run(range(2), Work(tmp_path), pool)
-    again = [("task3/normalized", seed) for seed in range(2, 6)]
-    assert pool.rounds[1:] == [again[:2], again[2:3], again[3:]], "the fourth learns; two for each seed are enough"
+    again = [("task3/normalized", seed) for seed in range(2, 12)]
+    assert pool.rounds[1] == again[:2]
+    assert pool.rounds[2:] == [[cell] for cell in again[2:]], "the fourth learns; five for each seed are enough"
     assert asked(tmp_path, "table2", seeds=2) == []
     assert plan_of(["table2"]).lacking(range(2), tmp_path) == []
 

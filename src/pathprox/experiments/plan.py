@@ -9,12 +9,12 @@ from pathlib import Path
 
 from pathprox.experiments import figures, paper
 from pathprox.experiments.recipes import CHOSEN, Recipe, grid, neighbours, recipe_of
-from pathprox.experiments.record import find
+from pathprox.experiments.record import DIVERGED, STUCK, find
 from pathprox.experiments.sweep import Cell, Pool, Seen, Work, complete, sweep
 
 IN_FULL = ("task1", "task2")
 """Tasks whose grids are run in full; a network of the others takes too long, and has the cells beside its choice."""
-SPARE = 2
+SPARE = 5
 """A seed that learns nothing is replaced by the next one, until so many times the seeds were tried besides."""
 
 
@@ -67,12 +67,15 @@ class Plan:
 
 
 def _learning(recipe: Recipe, seeds: Sequence[int], folder: Path) -> list[int]:
-    """These seeds, and for each with a record under the folder that says it is stuck the next one."""
+    """These seeds, and for each with a record under the folder that says it is stuck or has diverged the next one.
+
+    Either comes early: a run that diverges ends at its next look, and a stuck one after a tenth of its steps or so.
+    """
     taken = list(seeds)
     spare = islice(count(max(seeds) + 1), SPARE * len(seeds))
     for seed in taken:  # which grows
         record = find(folder, recipe, seed)
-        if record is not None and record.stuck:
+        if record is not None and record.outcome in (STUCK, DIVERGED):
             taken += islice(spare, 1)
     return taken
 
