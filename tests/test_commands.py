@@ -95,6 +95,13 @@ def test_a_longer_run_can_keep_its_milestones(tmp_path):
     assert {r.recipe.milestones for r in read_all(tmp_path)} == {(2, 3), ()}, "those kept come after the end"
 
 
+def test_local_lipschitz_constants_are_measured_at_every_look_when_asked_for(tmp_path):
+    common = ("train", "task1/pathprox", "--data", "mnist-embedded", "--network", "MLP-2-8", "--records", tmp_path)
+    ok(*common, "--steps", 2, "--lipschitz-curve")
+    (record,) = read_all(tmp_path)
+    assert len(record.history["lipschitz"]) == len(record.history["step"]) == 3
+
+
 def test_tensorboard_events_hold_the_history(tmp_path):
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     ok("train", "figure2/pathprox", "--steps", 10, "--records", tmp_path / "r", "--tensorboard", tmp_path / "events")

@@ -227,13 +227,20 @@ def test_the_best_look_of_all_and_of_those_after_the_last_milestone():
     run.history = {"step": steps, "active": [100, 95, 90, 70, 50, 40], "balanced": [1.0] * 6}
     run.history |= {"val": [10, 80, 91, 90, 90.5, 90.5], "test": [10, 79, 90.2, 89, 90.7, 90]}
     (row,) = rows(run_tables.look_table([run]))
-    assert row[3:] == ["90.79 ± 0.06", "90.20", "90.70", "-", "48.29 ± 10.68", "90.00", "50.00", "-", "35,100"]
+    assert row[3:] == ["90.79 ± 0.06", "90.20", "90.70", "-", "90.70", "48.29 ± 10.68", "90.00", "50.00", "-", "35,100"]
     other = dataclasses.replace(run, seed=1, history={**run.history, "val_augmented": [10, 70, 80, 82, 81, 81.5]})
     (row,) = rows(run_tables.look_table([run, other]))
-    assert (row[6], row[10]) == ("89.00 (n = 1)", "70.00 (n = 1)"), "the look that augmented images choose"
+    assert (row[6], row[11]) == ("89.00 (n = 1)", "70.00 (n = 1)"), "the look that augmented images choose"
     (row,) = rows(run_tables.look_table([other]))
-    assert (row[6], row[10]) == ("89.00", "70.00")
-    assert run_tables.look_table([record("task1", "pathprox")]) == "", "its learning rate does not fall"
+    assert (row[6], row[11]) == ("89.00", "70.00")
+
+
+def test_the_highest_look_on_test_images_is_a_bound_and_without_a_falling_learning_rate_there_are_no_late_looks():
+    run = record("task1", "pathprox")
+    run.history = {"step": [0, 1, 2], "active": [100, 90, 80], "balanced": [1.0] * 3}
+    run.history |= {"val": [1, 9, 8], "test": [2, 7, 9]}
+    (row,) = rows(run_tables.look_table([run]))
+    assert row[3:8] == ["91.46 ± 0.11", "7.00", "-", "-", "9.00"]
 
 
 def test_lipschitz_constants_on_the_way_are_means_over_the_seeds():
@@ -266,6 +273,8 @@ def test_momentum_and_other_methods_stand_below_the_papers_recipe():
     ]
     often = record("task1", "pathprox", steps=6000, look_every=20)
     assert run_tables.reruns([often]) == ["pathprox train task1/pathprox --look-every 20 --steps 6000 --seed 0"]
+    curve = record("figure1", "pathprox", lipschitz_curve=True)
+    assert run_tables.reruns([curve]) == ["pathprox train figure1/pathprox --lipschitz-curve --seed 0"]
     assert run_tables.reruns([variant, fast]) == [
         "pathprox train task3/path-norm --seed 1",
         "pathprox train task3/pathprox --lr 0.01 --momentum 0.9 --seed 0",

@@ -204,7 +204,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "task4": {**_vgg(SVHN_EPOCH), "data": "svhn"},
     "task5": {**_MNIST, "data": "mnist", "steps": 30_000, "corrupted": None, "prune": Pruning(), "lipschitz": False},
     # Figures 1 and 3 are Task 1 with one lambda for all methods, and with a decaying learning rate as the text says.
-    "figure1": {**_DECAYED, "corrupted": None, "lipschitz_curve": True},
+    "figure1": {**_DECAYED, "corrupted": None},
     "figure3": {**_DECAYED, "corrupted": None, "lipschitz": False},
     # The same comparison for Tasks 2 and 5: one lambda, one network, and a learning rate that lets F settle.
     "task2-decay": {

@@ -95,6 +95,7 @@ LOOKS = (
     "of all looks",
     "of the late ones",
     "augmented",
+    "highest",
     "active, paper",
     "of all looks",
     "of the late ones",
@@ -104,26 +105,35 @@ LOOKS = (
 
 
 def look_table(records: Sequence[Record]) -> str:
-    """What the best look on validation gives among all of a run, among those after the learning rate's last fall, and
-    among all on augmented validation images.
+    """What the best look on validation gives among all of a run, among those after the learning rate's last fall (where
+    it falls), and among all on augmented validation images (where training images are); and the highest on test images.
 
-    For the recipes whose learning rate falls; empty without runs.
+    Empty without runs.
     """
     cells = dict.fromkeys(c for n in paper.TABLES for c in paper.cells(n) if c.modification == paper.CLEAN)
     found = {cell: choose(f"{cell.task}/{cell.method}", records).records for cell in cells}
-    rows = [_look_row(cell, runs) for cell, runs in found.items() if runs and runs[0].recipe.milestones]
+    rows = [_look_row(cell, runs) for cell, runs in found.items() if runs]
     return markdown_table(LOOKS, rows) if rows else ""
 
 
 def _look_row(cell: paper.Cell, runs: Sequence[Record]) -> tuple[str, ...]:
-    every, late = ([best_look(r, since) for r in runs] for since in (0, runs[0].recipe.milestones[-1]))
+    every = [best_look(r) for r in runs]
+    late = [best_look(r, r.recipe.milestones[-1]) for r in runs if r.recipe.milestones]
     augmented = [best_look(r, by="val_augmented") for r in runs if "val_augmented" in r.history]
     some = f" (n = {len(augmented)})" if 0 < len(augmented) < len(runs) else ""
-    row = [task_title(cell.task), METHODS[cell.method].title, str(len(runs))]
-    for name, theirs in (("test", cell.accuracy), ("active", cell.active)):
-        of_all, of_late, by_augmented = (mean([look[name] for look in looks]) for looks in (every, late, augmented))
-        row += [shown(theirs), of_all, of_late, by_augmented + some]
-    return (*row, ", ".join(f"{look['step']:,.0f}" for look in every))
+
+    def of(name: str) -> list[str]:
+        texts = [mean([look[name] for look in looks]) for looks in (every, late, augmented)]
+        return [*texts[:2], texts[2] + some]
+
+    return (
+        task_title(cell.task),
+        METHODS[cell.method].title,
+        str(len(runs)),
+        *(shown(cell.accuracy), *of("test"), mean([max(r.history["test"]) for r in runs])),
+        *(shown(cell.active), *of("active")),
+        ", ".join(f"{look['step']:,.0f}" for look in every),
+    )
 
 
 # Grids.
@@ -271,6 +281,8 @@ def _options(recipe: Recipe) -> list[str]:
             own = own.lasting(recipe.steps)
     if recipe.milestones and not own.milestones:
         options.append("--decay")
+    if recipe.lipschitz_curve and not own.lipschitz_curve:
+        options.append("--lipschitz-curve")
     changed = [f for f in VARIED if getattr(recipe, f) != getattr(own, f)]
     names = {f: "network" if f == "model" else f.replace("_", "-") for f in changed}
     return [*(f"--{names[f]} {shlex.quote(str(getattr(recipe, f)))}" for f in changed), *options]
