@@ -6,8 +6,7 @@ PEERS ?= .venv-peers
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-# Threads that wait for each other go to sleep soon instead of spinning: beside another process on two cores the steps of the
-# demo are more than five times as fast, and no slower alone.
+# Threads that wait for each other go to sleep soon: spinning beside another process makes steps many times as slow.
 demo test test-slow: export GOMP_SPINCOUNT ?= 3000
 
 .PHONY: help venv demo test test-slow lint format bench bench-finding bench-peers zoo clean

@@ -99,8 +99,8 @@ def train(
     batch: Annotated[int | None, typer.Option(help="In place of the recipe's.")] = None,
     look_every: Annotated[int | None, typer.Option(help="Steps between two evaluations.")] = None,
     lipschitz_curve: Annotated[
-        bool | None, typer.Option("--lipschitz-curve", help="Measure the median local Lipschitz constant each time.")
-    ] = None,
+        bool, typer.Option("--lipschitz-curve", help="Measure the median local Lipschitz constant each time.")
+    ] = False,
     steps: Steps = None,
     epochs: Epochs = None,
     data_name: DataName = None,
@@ -123,8 +123,8 @@ def train(
 
     with told():
         recipe = varied(named(name), steps, epochs, data_name, data_dir, network, decay, keep_milestones)
-        own: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "clip": clip}
-        own |= {"batch": batch, "look_every": look_every, "lipschitz_curve": lipschitz_curve}
+        own = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "clip": clip, "batch": batch}
+        own |= {"look_every": look_every, "lipschitz_curve": lipschitz_curve}
         recipe = recipe.changed(**{key: value for key, value in own.items() if value is not None})
         setting = Setting.of(device, precision, compiled)
         for number in seed or [0]:

@@ -69,6 +69,6 @@ def cells(number: int) -> tuple[Cell, ...]:
     return TABLES[number]
 
 
-def names(number: int) -> list[str]:
-    """The recipes behind a table, each once."""
-    return list(dict.fromkeys(f"{cell.task}/{cell.method}" for cell in cells(number)))
+def names(*numbers: int) -> list[str]:
+    """The recipes behind these tables, each once."""
+    return list(dict.fromkeys(f"{cell.task}/{cell.method}" for number in numbers for cell in cells(number)))

@@ -199,9 +199,9 @@ def _looks(records: Sequence[Record]) -> Section:
         "are, by which the authors' public code chooses; n where not all runs have it. *highest*: the highest accuracy "
         "on test images of any look. Nothing is chosen by it; no way of choosing looks could give more."
     )
-    names = [name for number in paper.TABLES for name in paper.names(number)]
+    names = paper.names(*paper.TABLES)
     blocks = [told, run_tables.look_table(records) or f"There is {NO_RECORD}."]
-    return Section("looks", "Which look is the best", blocks, [*map(train, dict.fromkeys(names))], _tasks(names))
+    return Section("looks", "Which look is the best", blocks, [*map(train, names)], _tasks(names))
 
 
 def _grids(records: Sequence[Record]) -> Section:
@@ -251,7 +251,7 @@ def _limits(records: Sequence[Record]) -> list[Section]:
         "Units come and go from one look to the next, so the share at a single look says little. *spread*: standard "
         "deviation over the looks, mean over the seeds; lowest, highest and jumps are the extremes of all seeds."
     )
-    names = [name for number in (1, 3) for name in paper.names(number) if "pathprox" in name]
+    names = [name for name in paper.names(1, 3) if "pathprox" in name]
     moved, other = run_tables.with_momentum(records), run_tables.in_other_ways(records)
     variants = [f"task3/{m}" for m in METHODS if m.startswith("pathprox-") and m not in of_paper("task3")]
     return [
@@ -264,7 +264,7 @@ def _limits(records: Sequence[Record]) -> list[Section]:
             "swings",
             "What the algorithm does not do: settle which units are active",
             [swings, convergence.swing_table(records) or f"There is {NO_RECORD}."],
-            [train(name) for name in dict.fromkeys(names)],
+            [*map(train, names)],
             _tasks(names),
         ),
         Section(

@@ -64,8 +64,7 @@ def corrupted_table(records: Sequence[Record]) -> str:
     """Accuracy on corrupted images by severity, for the recipes that the paper shows it for."""
     columns = ("task", "method", "n", "images", *(f"severity {s}" for s in SEVERITIES), "all", "all, last network")
     tasks = {cell.task for cells in paper.TABLES.values() for cell in cells if cell.modification == paper.CORRUPTED}
-    names = dict.fromkeys(name for number in paper.TABLES for name in paper.names(number))
-    chosen = [choose(name, records) for name in names if name.split("/")[0] in tasks]
+    chosen = [choose(name, records) for name in paper.names(*paper.TABLES) if name.split("/")[0] in tasks]
     return markdown_table(columns, [_corrupted(choice) for choice in chosen])
 
 
@@ -121,17 +120,14 @@ def _look_row(cell: paper.Cell, runs: Sequence[Record]) -> tuple[str, ...]:
     late = [best_look(r, r.recipe.milestones[-1]) for r in runs if r.recipe.milestones]
     augmented = [best_look(r, by="val_augmented") for r in runs if "val_augmented" in r.history]
     some = f" (n = {len(augmented)})" if 0 < len(augmented) < len(runs) else ""
-
-    def of(name: str) -> list[str]:
-        texts = [mean([look[name] for look in looks]) for looks in (every, late, augmented)]
-        return [*texts[:2], texts[2] + some]
-
+    ways = every, late, augmented
+    tests, actives = ([mean([look[name] for look in looks]) for looks in ways] for name in ("test", "active"))
     return (
         task_title(cell.task),
         METHODS[cell.method].title,
         str(len(runs)),
-        *(shown(cell.accuracy), *of("test"), mean([max(r.history["test"]) for r in runs])),
-        *(shown(cell.active), *of("active")),
+        *(shown(cell.accuracy), *tests[:2], tests[2] + some, mean([max(r.history["test"]) for r in runs])),
+        *(shown(cell.active), *actives[:2], actives[2] + some),
         ", ".join(f"{look['step']:,.0f}" for look in every),
     )
 
