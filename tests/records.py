@@ -138,3 +138,8 @@ def _fitted(model: str, rounds: int) -> dict[str, Any]:
 def weights(recipe: Recipe, step: int) -> dict[str, Any]:
     quick = recipe.method == "pathprox"
     return _fitted(recipe.model, 150 if step == recipe.steps else 60 if quick else 10)
+
+
+def rows(table: str) -> list[list[str]]:
+    """The cells of a table below its head."""
+    return [[c.strip() for c in line.strip("|").split(" | ")] for line in table.splitlines()[2:]]
