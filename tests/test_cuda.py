@@ -1,6 +1,8 @@
 """On a GPU: the same steps as on the CPU, no host synchronisation, and steps that are not finite undone there."""
 
 import copy
+import warnings
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -47,6 +49,17 @@ def test_units_of_a_model_on_the_gpu():
     assert len(units.couplings) == 8
 
 
+@contextmanager
+def raising_where_it_waits():
+    try:
+        with warnings.catch_warnings():  # that it is a prototype
+            warnings.simplefilter("ignore", UserWarning)
+            torch.cuda.set_sync_debug_mode("error")
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
@@ -56,11 +69,8 @@ def test_a_step_does_not_wait_for_the_gpu(name, fused, bias):
     data = x.cuda(), y.cuda()
     train(model, optimizer, data, 3)
     cross_entropy(model(data[0]), data[1]).backward()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with raising_where_it_waits():
         optimizer.step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("name", ["SGD", "momentum", "Adam", "AdamW"])

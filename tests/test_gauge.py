@@ -1,6 +1,7 @@
 """w held at a norm that follows the unit's strength: the same function, and strong units weaken sooner."""
 
 import copy
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -9,6 +10,7 @@ from torch import optim
 
 import pathprox
 from networks import attached, batch, chain, strong, train
+from pathprox.experiments.models import build
 from pathprox.held import REGAUGE
 from test_fast_step import NETWORKS, OPTIMIZERS, assert_alike, data_for, twins
 
@@ -74,6 +76,17 @@ def test_the_objective_falls_sooner_where_units_are_strong():
         make(units, 0.01).attach(optimizer)
         found[name] = pathprox.objective(units, train(model, optimizer, data, 600)[-1], 0.01).balanced
     assert found["4"] < 0.9 * found["weight decay"] < 0.9 * found["1"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("gauge", "lr", "bears"), [(0, 0.1, True), (4, 0.1, False), (4, 0.05, False), (4, 0.03, True)])
+def test_strong_units_bear_a_lower_learning_rate_with_a_gauge(gauge, lr, bears):
+    """Of docs/optimizers.md: v is smaller then, and only w is held."""
+    model, x, y = build("VGG19"), torch.randn(20, 32, 3, 32, 32), torch.randint(10, (20, 32))
+    optimizer, _ = attached(model, x[0, :1], lambda p: optim.SGD(p, lr=lr), 1e-3, gauge=gauge)
+    with nullcontext() if bears else pytest.raises(FloatingPointError, match="Lower the learning rate"):
+        for data in zip(x, y, strict=True):
+            train(model, optimizer, data, 1)
 
 
 def test_weak_units_are_held_at_one():

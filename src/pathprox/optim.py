@@ -43,7 +43,8 @@ class PathProx(HeldUnits):
         gauge: hold each w at max(1, sqrt(gauge * |w| |v|)), chosen anew every 20 steps without changing the function.
             0, the paper's choice, holds it at 1. A step takes lr * weight_decay * |w|^2 from a unit's path norm; with
             |w| = 1 that is less than weight decay takes from strong units (|w| |v| above 1/2; those of VGG19 start
-            with 2), with ``gauge=4`` twice as much. With CUDA graphs see `regauge`.
+            with 2), with ``gauge=4`` twice as much. Strong units then need a lower learning rate. With CUDA graphs see
+            `regauge`.
         shrink_every: after every so many steps remove the units that have been dead in each of the last ``patience``
             steps, from the model, the optimizer and ``units``, with `shrink_`. Steps get faster as units die, on a GPU
             not always (see docs/speed.md). A unit that is removed cannot come back. Not with DDP, whose buckets have
