@@ -74,7 +74,7 @@ def _corrupted(choice: Choice) -> tuple[str, ...]:
         return (*_title(choice), "0", NO_RECORD, *[NONE] * 7)
 
     def at(severity: str) -> str:
-        return mean(each(found, lambda end: end["corrupted"]["severities"][severity]))
+        return mean(each(found, lambda end: end["corrupted"]["severities"][severity]), of=len(found))
 
     return (
         *_title(choice),
@@ -82,7 +82,7 @@ def _corrupted(choice: Choice) -> tuple[str, ...]:
         ", ".join(sorted({r.final["corrupted"]["origin"] for r in found})),
         *map(at, SEVERITIES),
         mean(numbers(found, "corrupted", "mean")),
-        mean(numbers(found, "corrupted", "last_mean")),
+        mean(numbers(found, "corrupted", "last_mean"), of=len(found)),
     )
 
 
@@ -119,15 +119,16 @@ def _look_row(cell: paper.Cell, runs: Sequence[Record]) -> tuple[str, ...]:
     every = [best_look(r) for r in runs]
     late = [best_look(r, r.recipe.milestones[-1]) for r in runs if r.recipe.milestones]
     augmented = [best_look(r, by="val_augmented") for r in runs if "val_augmented" in r.history]
-    some = f" (n = {len(augmented)})" if 0 < len(augmented) < len(runs) else ""
     ways = every, late, augmented
-    tests, actives = ([mean([look[name] for look in looks]) for looks in ways] for name in ("test", "active"))
+    tests, actives = (
+        [mean([look[name] for look in looks], of=len(runs)) for looks in ways] for name in ("test", "active")
+    )
     return (
         task_title(cell.task),
         METHODS[cell.method].title,
         str(len(runs)),
-        *(shown(cell.accuracy), *tests[:2], tests[2] + some, mean([max(r.history["test"]) for r in runs])),
-        *(shown(cell.active), *actives[:2], actives[2] + some),
+        *(shown(cell.accuracy), *tests, mean([max(r.history["test"]) for r in runs])),
+        *(shown(cell.active), *actives),
         ", ".join(f"{look['step']:,.0f}" for look in every),
     )
 

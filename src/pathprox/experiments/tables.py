@@ -185,8 +185,10 @@ def shown(value: paper.Value, form: str = ".2f") -> str:
     return f"{value.mean:{form}} ± {value.error:{form}}" if known else f"{value.mean:{form}}"
 
 
-def mean(values: Sequence[float], form: str = ".2f") -> str:
-    return shown(mean_and_error(values), form) if values else NONE
+def mean(values: Sequence[float], form: str = ".2f", of: int = 0) -> str:
+    """With how many there are, if that is less than the number of runs ``of`` which the reader has been told."""
+    few = f" (n = {len(values)})" if len(values) < of else ""
+    return shown(mean_and_error(values), form) + few if values else NONE
 
 
 def standard_errors(ours: paper.Value, theirs: paper.Value) -> float:
