@@ -148,6 +148,15 @@ def test_only_equal_cells_and_equal_seeds_are_compared():
     assert len(convergence.races("task3", [theirs, ours])) == 1
 
 
+def test_a_method_beyond_the_paper_is_shown_and_not_counted():
+    runs = racers("task3", [9, 5, 4, 2], [9, 5, 5, 5])
+    _, other = racers("task3", [9, 5, 4, 2], [9, 1, 1, 1])
+    other.recipe = other.recipe.changed(method="pathprox-gauge")
+    runs.append(other)
+    assert [race.method for race in convergence.races("task3", runs)] == ["pathprox", "pathprox-gauge"]
+    assert [race.method for race in convergence.counted("task3", runs)] == ["pathprox"]
+
+
 def test_the_slowest_seed_counts():
     runs = racers("task3", [9, 5, 4, 2], [9, 2, 2, 2]) + racers("task3", [9, 5, 4, 2], [9, 3, 3, 2], seed=1)
     (race,) = convergence.races("task3", runs)

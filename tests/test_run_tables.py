@@ -22,6 +22,20 @@ def test_a_grid_shows_what_validation_chooses_and_counts_what_diverged():
     assert grid["0.001"] == ["-", "90.0 / 89.0 / 50.0", "92.0 / 91.0 / 50.0", "-"]
 
 
+def test_a_cell_whose_first_seed_failed_shows_the_next_that_ended_and_has_no_say():
+    runs = [record("task4", "pathprox", seed, lr=0.3, weight_decay=3e-3) for seed in (2, 0, 1)]
+    runs[1].status = DIVERGED
+    other = record("task4", "pathprox", lr=0.1, weight_decay=3e-3)
+    for run, val in zip((*runs, other), (98.0, 99.0, 97.0, 90.0), strict=True):
+        run.final["best"].update(val=val, test=val - 1, active=50.0)
+    grid = rows(run_tables.grid_table("task4", "pathprox", [*runs, other]))
+    shown = next(row for row in grid if row[0] == "0.003")
+    assert shown[2:4] == ["**90.0 / 89.0 / 50.0**", "97.0 / 96.0 / 50.0 (seed 1)"]
+    summary = rows(run_tables.grid_summary("task4", [*runs, other]))[1]
+    assert summary[2:5] == ["2", "0", "0"]
+    assert summary[6] == "lr 0.1, weight decay 0.003"
+
+
 def test_severities_and_sizes_are_means_over_the_seeds():
     runs = [record("task3", "weight-decay", seed) for seed in (0, 1)]
     for run, shift in zip(runs, (0, 2), strict=True):

@@ -19,6 +19,8 @@ THIRD = 1 / 3
 ORDER = ("figure1", "figure2", "figure3", "task1", "task2", "task2-decay", "task3", "task4", "task5", "task5-decay")
 OTHERS_MINIMISERS = ("lasso", "group-lasso")
 """They have other minimisers than F."""
+BEYOND = ("pathprox-gauge",)
+"""Methods that the paper does not have, shown beside its own."""
 LOST = 2.0
 """A run whose F ends at more than so many times its least has blown up."""
 SOON, LATE, NEVER = "yes", "later", "never"
@@ -85,17 +87,16 @@ def first_below(record: Record, level: float) -> float:
 def races(task: str, records: Sequence[Record]) -> list[Race]:
     """Every cell of a task in which there are runs of weight decay and of another method that minimises F."""
     theirs = _cells(records, f"{task}/weight-decay", (DONE,))
+    methods = [m for m in (*of_paper(task), *BEYOND) if m != "weight-decay" and m not in OTHERS_MINIMISERS]
     found = []
-    for method in of_paper(task):
-        if method == "weight-decay" or method in OTHERS_MINIMISERS:
-            continue
+    for method in methods:
         ours = _cells(records, f"{task}/{method}", (DONE, DIVERGED))
         for cell in sorted(set(theirs) & set(ours)):
             lr, weight_decay, differs = cell
             if not all(map(settled, theirs[cell].values())):
                 continue
             found += _race(task, f"{lr:g}", weight_decay, theirs[cell], ours[cell], differs)
-    return sorted(found, key=lambda r: (float(r.lr), r.weight_decay, r.differs, of_paper(task).index(r.method)))
+    return sorted(found, key=lambda r: (float(r.lr), r.weight_decay, r.differs, methods.index(r.method)))
 
 
 _Cell = tuple[float, float, tuple[str, ...]]

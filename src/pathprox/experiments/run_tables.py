@@ -137,9 +137,12 @@ def _look_row(cell: paper.Cell, runs: Sequence[Record]) -> tuple[str, ...]:
 
 
 def grid_records(task: str, method: str, records: Sequence[Record]) -> dict[tuple[float, float], Record]:
-    """The paper's recipe at each learning rate and weight decay that was tried, with the lowest seed there is."""
+    """The paper's recipe at each learning rate and weight decay that was tried.
+
+    With the lowest seed that ended as it should or, where none has, the lowest there is.
+    """
     found: dict[tuple[float, float], Record] = {}
-    for r in sorted(records, key=lambda r: (-r.seed, r.measured)):
+    for r in sorted(records, key=lambda r: (r.outcome == DONE, -r.seed, r.measured)):
         if r.recipe.name == f"{task}/{method}" and not differences(r):
             found[r.recipe.lr, r.recipe.weight_decay] = r
     return found
@@ -193,7 +196,10 @@ def _hyper(lr: float, weight_decay: float) -> str:
 
 
 def grid_table(task: str, method: str, records: Sequence[Record]) -> str:
-    """Validation accuracy, test accuracy and active share over learning rates and weight decays; empty without runs."""
+    """Validation accuracy, test accuracy and active share over learning rates and weight decays; empty without runs.
+
+    Seeds are named where they are not the first, whose runs learned nothing: they have no say in what is chosen.
+    """
     cells = grid_records(task, method, records)
     if not cells:
         return ""
@@ -211,7 +217,8 @@ def _grid_cell(record: Record | None, best: bool) -> str:
     if record.status != DONE:  # a run that is stuck may be done, with numbers that say how
         return record.outcome
     text = " / ".join(f"{record.final['best'][k]:.1f}" for k in ("val", "test", "active"))
-    return f"**{text}**" if best else text
+    seed = f" (seed {record.seed})" if record.seed else ""
+    return (f"**{text}**" if best else text) + seed
 
 
 # Figure 4.
