@@ -207,7 +207,8 @@ def _looks(records: Sequence[Record]) -> Section:
 def _grids(records: Sequence[Record]) -> Section:
     told = (
         "Each cell with one seed; the choice is the cell with the best validation accuracy (bold), and is repeated "
-        "with other seeds. Task 5 has no choice in the paper: Figure 4 is made of all its cells."
+        "with other seeds. Where the first seed did not end as it should, the cell shows the lowest that did and names "
+        "it; it has no say in the choice. Task 5 has no choice in the paper: Figure 4 is made of all its cells."
     )
     blocks = [told]
     for task in run_tables.GRID_TASKS:

@@ -198,7 +198,7 @@ def _hyper(lr: float, weight_decay: float) -> str:
 def grid_table(task: str, method: str, records: Sequence[Record]) -> str:
     """Validation accuracy, test accuracy and active share over learning rates and weight decays; empty without runs.
 
-    Seeds are named where they are not the first, whose runs learned nothing: they have no say in what is chosen.
+    A seed other than 0 is named.
     """
     cells = grid_records(task, method, records)
     if not cells:
