@@ -1,7 +1,9 @@
 """The page on what was reproduced: its verdicts keep their rule, its numbers are the records', gaps are said."""
 
 import math
+import re
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -16,6 +18,7 @@ from pathprox.experiments.record import DIVERGED, Record
 from pathprox.experiments.reproduction import page, read_notes, write
 from records import all_records, record, rows
 
+ROOT = Path(__file__).parent.parent
 EVERYTHING = all_records()
 PATHPROX = Cell("task3", CLEAN, "pathprox", Value(90.0, 0.1), Value(50.0, 5.0))
 DENSE = Cell("task3", CLEAN, "weight-decay", Value(90.0, 0.1), ALL)
@@ -285,3 +288,18 @@ def test_the_command_takes_runs_with_momentum_and_tells_mistakes_in_one_line(tmp
     refused = CliRunner().invoke(app, make)
     assert refused.exit_code == 2
     assert "no part of the page is called figure 9" in refused.output
+
+
+def test_the_readme_says_what_the_page_says():
+    readme, text = (ROOT / "README.md").read_text(), (ROOT / "docs/reproduction.md").read_text()
+    accuracies, sizes = rows(section(text, "Table 1")), rows(section(text, "Size"))
+    for network, task in (("MLP-6-400, MNIST", "2"), ("VGG19, CIFAR-10", "3"), ("VGG19, SVHN", "4")):
+        (line,) = (line for line in readme.splitlines() if line.startswith(f"| {network} |"))
+        both = [row[5] for row in accuracies if row[:2] == [task, "true labels"]]
+        (left,) = (row[5] for row in sizes if row[:2] == [f"Task {task}", "PathProx"])
+        share = " ± ".join(f"{float(number):.0f}" for number in left.split(" ± "))
+        assert re.findall(r"[\d.]+ ± [\d.]+(?=%)", line) == [*both, share]
+    counts = re.search(r"cells of Tables 1 to 3: (\d+) reproduced, (\d+) partly, (\d+) not, 0 without", text)
+    assert counts
+    said = "16 cells of its tables {} are reproduced, {} partly, {} not".format(*counts.groups())
+    assert said in " ".join(readme.split())
